@@ -1,0 +1,5 @@
+from pytest_ep import EPSuite
+
+
+class TestFlashinferEp(EPSuite):
+    backend = "flashinfer_ep"

@@ -1,0 +1,5 @@
+from pytest_ep import EPSuite
+
+
+class TestNcclEp(EPSuite):
+    backend = "nccl_ep"

@@ -1,0 +1,1 @@
+"""Nothing here imports torch: the stock ``pytest-benchmark compare`` imports this file."""

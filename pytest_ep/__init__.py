@@ -1,0 +1,5 @@
+"""MoE expert-parallel communication benchmarks as pytest cases."""
+
+from pytest_ep.suite import EPSuite
+
+__all__ = ["EPSuite"]

@@ -1,0 +1,161 @@
+"""From the matrix to items, and one selection on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from hashlib import sha256
+from itertools import zip_longest
+from typing import NoReturn
+
+import pytest
+
+from pytest_ep.matrix.plan import plan
+from pytest_ep.results.record import CLOCK
+from pytest_ep.results.record import parameters
+from pytest_ep.run import PLANNED
+from pytest_ep.run import Run
+from pytest_ep.run import is_xdist_worker
+from pytest_ep.suite import EPSuite
+from pytest_ep.suite import backend_class
+from pytest_ep.suite import backend_name
+
+ARGUMENTS = ("backend", "sku", "ep_size", "mode", "precision", "model", "routing", "tokens")
+XDIST_ID = "not-under-xdist"
+XDIST_REFUSED = "EP cases are not distributed by -n or --dist: their ranks are processes already; use --ep-nproc N"
+
+
+def generate(metafunc: pytest.Metafunc, run: Run) -> None:
+    """Make one item of each planned cell of an EPSuite."""
+    suite = metafunc.cls
+    if not (isinstance(suite, type) and issubclass(suite, EPSuite) and "ep_cell" in metafunc.fixturenames):
+        return
+    run.active = True
+    try:
+        _generate(metafunc, suite, run)
+    except pytest.UsageError as error:  # pytest would make a collection error of it: raised once all is collected
+        run.usage_error = run.usage_error or error
+        metafunc.parametrize(ARGUMENTS, [])
+
+
+def _generate(metafunc: pytest.Metafunc, suite: type[EPSuite], run: Run) -> None:
+    if is_xdist_worker(metafunc.config):  # the controller refuses once it hears of this id
+        metafunc.parametrize(ARGUMENTS, [(None,) * len(ARGUMENTS)], ids=[XDIST_ID])
+        return
+    if metafunc.config.getoption("dist", "no") != "no":
+        raise pytest.UsageError(XDIST_REFUSED)
+    name = backend_name(suite)
+    cells = plan(
+        name,
+        backend_class(suite),
+        run.options.selection,
+        run.machine,
+        run.platforms,
+        ranks=run.identity.size,
+        local_ranks=run.identity.local_size,
+    )
+    run.planned.update({(name, planned.cell.id): planned for planned in cells})
+    values = [tuple(parameters(planned.cell).values()) for planned in cells]
+    metafunc.parametrize(ARGUMENTS, values, ids=[planned.cell.id for planned in cells])
+
+
+def mark(items: Iterable[pytest.Item], run: Run) -> None:
+    """Tie each item to its cell: keywords, the still clock, and the skip of a cell that cannot run."""
+    for item in items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        name = params.get("backend")
+        suite = getattr(item, "cls", None)
+        if name is None or not (isinstance(suite, type) and issubclass(suite, EPSuite)):
+            continue
+        planned = run.planned[name, item.callspec.id]  # type: ignore[attr-defined]
+        item.stash[PLANNED] = planned
+        item.extra_keyword_matches.add(name)
+        item.add_marker(pytest.mark.benchmark(timer=CLOCK))
+        if planned.skip is not None:
+            link = f" ({planned.skip.link})" if planned.skip.link else ""
+            item.add_marker(pytest.mark.skip(reason=f"{planned.skip.code}: {planned.skip.reason}{link}"))
+
+
+def by_key(items: list[pytest.Item]) -> None:
+    """Sort stably so that each key of a module is one run of items: one construction per key."""
+    first: dict[object, int] = {}
+
+    def place(item: pytest.Item) -> int:
+        planned = item.stash.get(PLANNED, None)
+        key = item if planned is None else (item.path, planned.cell.key)
+        return first.setdefault(key, len(first))
+
+    items.sort(key=place)
+
+
+class Agreement:
+    """Registered last of all plugins, so that it sees the whole set first and the selection last.
+
+    ``begin`` is called before the first agreement, once it is known that this is a run of EP cases.
+    """
+
+    def __init__(self, run: Run, begin: Callable[[Run], None]) -> None:
+        self._run = run
+        self._begin = begin
+        self._errors: list[str] = []
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> object:
+        """Compare what the ranks collected, then adopt rank 0's ordered selection."""
+        run = self._run
+        if not run.active:
+            if run.held is not None:
+                run.held.release()
+            return (yield)
+        if is_xdist_worker(run.config):
+            return (yield)
+        self._begin(run)
+        mark(items, run)
+        collected = list(items)
+        result = yield
+        by_key(items)
+        if run.identity.size > 1:
+            self._compare(collected)
+            chosen = [item.nodeid for item in items] if run.identity.rank == 0 else None
+            selection = run.fate.ballot.gather("selection", chosen)[0]
+            known = {item.nodeid: item for item in collected}
+            items[:] = [known[nodeid] for nodeid in selection]
+        return result
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep what failed to be collected here: the other ranks need its text."""
+        if report.failed:
+            self._errors.append(f"{report.nodeid}: {report.longreprtext.strip()}")
+
+    def _compare(self, items: list[pytest.Item]) -> None:
+        mine = sorted(item.nodeid for item in items)
+        said = (sha256("\n".join(mine).encode()).hexdigest(), "\n".join(self._errors))
+        votes: list[tuple[str, str]] = self._run.fate.ballot.gather("collection", said)
+        failing = [rank for rank, (_, errors) in enumerate(votes) if errors]
+        if 0 < len(failing) < len(votes):
+            rank = failing[0]
+            self._stop(f"rank {rank} failed to collect what others did:\n{votes[rank][1]}")
+        if failing:
+            return  # everywhere: pytest itself reports it and stops
+        if len({digest for digest, _ in votes}) > 1:
+            every: list[list[str]] = self._run.fate.ballot.gather("collected ids", mine)
+            rank = next(rank for rank, ids in enumerate(every) if ids != every[0])
+            self._stop(_difference(rank, every[0], every[rank]))
+
+    def _stop(self, why: str) -> NoReturn:
+        if self._run.reporter:
+            raise pytest.UsageError(why)
+        pytest.exit(why, returncode=pytest.ExitCode.USAGE_ERROR)
+
+
+def _difference(rank: int, ours: list[str], theirs: list[str]) -> str:
+    only = sorted(set(theirs) ^ set(ours))
+    if not only:  # the same names, but some twice
+        only = [ours_id or theirs_id for ours_id, theirs_id in zip_longest(ours, theirs) if ours_id != theirs_id]
+    who = f"only rank {rank}" if only[0] in theirs else f"rank 0 but not rank {rank}"
+    more = f" and {len(only) - 1} more" if len(only) > 1 else ""
+    return (
+        f"the ranks collected different cases: {who} has {only[0]}{more}; "
+        "give every rank the same files, packages and options"
+    )
+

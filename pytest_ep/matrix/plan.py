@@ -1,0 +1,242 @@
+"""Which cells a backend has here, and why those that cannot run do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import pytest
+
+from pytest_ep.matrix.cells import Cell
+from pytest_ep.matrix.cells import Key
+from pytest_ep.matrix.cells import Skip
+from pytest_ep.matrix.machine import Machine
+from pytest_ep.matrix.platforms import MODES
+from pytest_ep.matrix.platforms import PRECISIONS
+from pytest_ep.matrix.platforms import UNLISTED_EP_SIZES
+from pytest_ep.matrix.platforms import Platforms
+from pytest_ep.matrix.shapes import DEFAULT_MODEL
+from pytest_ep.matrix.shapes import SHAPES
+from pytest_ep.matrix.shapes import Shape
+
+DECODE = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+PREFILL = (1024, 2048, 4096, 8192)
+
+_EVIDENCE = {
+    "measured": "measured there",
+    "upstream": "run there upstream",
+    "expected": "expected to run there",
+}
+
+
+class Mode(Protocol):
+    """What the matrix asks of a transport's mode."""
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The precisions that it carries."""
+
+    @property
+    def token_cap(self) -> int | None:
+        """The largest tokens per rank, or None."""
+
+
+class Adapter(Protocol):
+    """What the matrix asks of a transport's class, without torch."""
+
+    name: str
+
+    @property
+    def modes(self) -> Mapping[str, Mode]:
+        """Its modes by name."""
+
+    def unsupported(self, cell: Cell, machine: Machine) -> Skip | None:
+        """What the installed wheel or the shape forbids."""
+
+    def ranks_per_device(self, machine: Machine) -> int | None:
+        """How many ranks may share one device; None for any number."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the options ask for; None means everything that the matrix has.
+
+    ``sku`` is empty for the machine's own, ``all``, or a name; ``tokens`` are per rank.
+    """
+
+    sku: str = ""
+    ep_sizes: tuple[int, ...] | None = None
+    tokens: tuple[int, ...] | None = None
+    modes: tuple[str, ...] | None = None
+    precisions: tuple[str, ...] | None = None
+    shapes: tuple[Shape, ...] = (SHAPES[DEFAULT_MODEL],)
+    routing: str = "uniform"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A cell, and why it is skipped; ``skip`` is None where it runs."""
+
+    cell: Cell
+    skip: Skip | None
+
+
+def plan(
+    name: str,
+    adapter: Adapter | None,
+    selection: Selection,
+    machine: Machine,
+    platforms: Platforms,
+    *,
+    ranks: int,
+    local_ranks: int,
+) -> list[Planned]:
+    """The selected cells of a backend, by key and then by ascending tokens.
+
+    ``ranks`` were launched, ``local_ranks`` of them on this node. The result depends on nothing that differs
+    between ranks. A key that cannot run is one item with tokens 0. Raises pytest.UsageError for a name that
+    is neither in the platforms nor an adapter's.
+    """
+    if adapter is None and name not in platforms.backends:
+        raise pytest.UsageError(f"no backend {name!r}, known: {', '.join(platforms.backends)}")
+    planner = _Planner(name, adapter, machine, platforms, ranks, local_ranks)
+    planned: list[Planned] = []
+    for key, shape in planner.keys(selection):
+        planned += planner.cells(key, shape, selection)
+    return planned
+
+
+def known_ep_sizes(
+    selection: Selection, machine: Machine, platforms: Platforms, ranks: int
+) -> set[int] | None:
+    """The EP sizes of the selected SKUs, and the number of ranks launched; None where any size will do."""
+    sizes = {ranks}
+    for name in _skus(selection, machine, platforms):
+        sku = platforms.sku(name)
+        if sku.any_ep_size:
+            return None
+        sizes.update(sku.ep_sizes)
+    return sizes
+
+
+def _skus(selection: Selection, machine: Machine, platforms: Platforms) -> tuple[str, ...]:
+    if selection.sku == "all":
+        return tuple(dict.fromkeys((*platforms.skus, machine.sku)))
+    return (selection.sku or machine.sku,)
+
+
+@dataclass(frozen=True)
+class _Planner:
+    name: str
+    adapter: Adapter | None
+    machine: Machine
+    platforms: Platforms
+    ranks: int
+    local_ranks: int
+
+    @property
+    def listed(self) -> bool:
+        """Whether the platforms speak of this backend; of a third party's they do not."""
+        return self.name in self.platforms.backends
+
+    def keys(self, selection: Selection) -> Iterable[tuple[Key, Shape]]:
+        """Every selected key, in the order of the plan."""
+        for sku in self.skus(selection):
+            for ep_size in self.ep_sizes(sku, selection):
+                for mode in self.modes(selection):
+                    for precision in self.precisions(mode, selection):
+                        for shape in selection.shapes:
+                            yield Key(self.name, sku, ep_size, mode, precision, shape.name), shape
+
+    def skus(self, selection: Selection) -> tuple[str, ...]:
+        """The selected SKUs; of a third party's backend, "all" is the machine's, as nobody lists others."""
+        if selection.sku == "all" and not self.listed:
+            return (self.machine.sku,)
+        return _skus(selection, self.machine, self.platforms)
+
+    def ep_sizes(self, sku: str, selection: Selection) -> tuple[int, ...]:
+        """The selected EP sizes that the sku has: those listed, and the ranks launched on this machine."""
+        known = self.platforms.sku(sku)
+        sizes = set(known.ep_sizes if self.listed else UNLISTED_EP_SIZES)
+        if sku == self.machine.sku:
+            sizes.add(self.ranks)
+        if selection.ep_sizes is None:
+            return tuple(sorted(sizes))
+        any_size = known.any_ep_size or not self.listed
+        return tuple(size for size in selection.ep_sizes if any_size or size in sizes)
+
+    def modes(self, selection: Selection) -> tuple[str, ...]:
+        """The selected modes that this backend has."""
+        own = set(self.adapter.modes if self.adapter else ())
+        if self.listed:
+            own.update(self.platforms.modes(self.name))
+        return tuple(mode for mode in (selection.modes or MODES) if mode in own)
+
+    def precisions(self, mode: str, selection: Selection) -> tuple[str, ...]:
+        """The selected precisions: all of the matrix's, or those that a third party's mode has."""
+        if self.listed or not self.adapter:
+            return selection.precisions or PRECISIONS
+        own = self.adapter.modes[mode].precisions
+        return tuple(precision for precision in (selection.precisions or own) if precision in own)
+
+    def cells(self, key: Key, shape: Shape, selection: Selection) -> list[Planned]:
+        """One item for a key that cannot run, else one for each of the selected tokens."""
+        any_tokens = Cell(key, shape, selection.routing, 0)
+        refused = self.platforms.refusal(key) if self.listed else None
+        adapter = self.adapter
+        if adapter is None:
+            missing = Skip("no-adapter", f"no adapter for {self.name} has been written yet")
+            return [Planned(any_tokens, refused or missing)]
+        if skip := refused or _never(adapter, key, shape) or self.not_here(adapter, key):
+            return [Planned(any_tokens, skip)]
+        ladder = selection.tokens or (DECODE if key.mode == "low_latency" else DECODE + PREFILL)
+        cells = [Cell(key, shape, selection.routing, tokens) for tokens in sorted(ladder)]
+        unsupported = [adapter.unsupported(cell, self.machine) for cell in cells]
+        if all(unsupported):
+            return [Planned(any_tokens, unsupported[0])]
+        return [
+            Planned(cell, self.too_many_tokens(adapter, cell) or skip)
+            for cell, skip in zip(cells, unsupported, strict=True)
+        ]
+
+    def not_here(self, adapter: Adapter, key: Key) -> Skip | None:
+        """Why a key does not run in this launch: another sku, another number of ranks, too few devices."""
+        if key.sku != self.machine.sku:
+            claim = self.platforms.claim(key)
+            known, source = (f" ({_EVIDENCE[claim.evidence]})", claim.source) if claim else ("", "")
+            return Skip(
+                "other-sku", f"a case of {key.sku}{known}; this machine is {self.machine.sku}", source
+            )
+        if key.ep_size != self.ranks:
+            launch = f"torchrun --nproc-per-node {key.ep_size}"
+            return Skip("ep-size", f"needs {key.ep_size} ranks, launched with {self.ranks}: {launch}")
+        devices, each = self.machine.devices, adapter.ranks_per_device(self.machine)
+        if each is not None and self.local_ranks > each * devices:
+            have = f"{self.local_ranks} ranks on this node have {_counted(devices, 'device')}"
+            return Skip("too-few-devices", f"{have}; {self.name} takes {_counted(each, 'rank')} per device")
+        return None
+
+    def too_many_tokens(self, adapter: Adapter, cell: Cell) -> Skip | None:
+        """Why a case has too many tokens per rank, by the platforms or by the adapter."""
+        if self.listed and (skip := self.platforms.refusal(cell.key, cell.tokens)):
+            return skip
+        cap = adapter.modes[cell.key.mode].token_cap
+        if cap is not None and cell.tokens > cap:
+            return Skip("token-cap", f"{self.name} {cell.key.mode} takes at most {cap} tokens per rank")
+        return None
+
+
+def _never(adapter: Adapter, key: Key, shape: Shape) -> Skip | None:
+    """Why a key runs on no machine: the adapter lacks its mode or precision, or some rank has no expert."""
+    mode = adapter.modes.get(key.mode)
+    if mode is None or key.precision not in mode.precisions:
+        return Skip("no-adapter", f"the adapter for {key.backend} has no {key.mode} {key.precision} yet")
+    if key.ep_size > shape.experts:
+        return Skip("too-few-experts", f"{shape.name} has {shape.experts} experts for {key.ep_size} ranks")
+    return None
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

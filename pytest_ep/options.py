@@ -1,0 +1,235 @@
+"""The ``--ep-*`` options and their errors: one line each, on exit code 4."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ep.matrix.machine import Machine
+from pytest_ep.matrix.plan import Selection
+from pytest_ep.matrix.plan import known_ep_sizes
+from pytest_ep.matrix.platforms import MODES
+from pytest_ep.matrix.platforms import PRECISIONS
+from pytest_ep.matrix.platforms import Platforms
+from pytest_ep.matrix.shapes import DEFAULT_MODEL
+from pytest_ep.matrix.shapes import SHAPES
+from pytest_ep.matrix.shapes import Shape
+from pytest_ep.matrix.shapes import parse_shape
+
+MAX_TOKENS = 65536
+"""Tokens per rank; ids hold five digits."""
+MAX_EP_SIZE = 1024
+RANK_TIMEOUT = 60.0
+CASE_TIMEOUT = 600.0
+CLOCKS = ("auto", "host", "event")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Every ``--ep-*`` value of a run. ``rank_timeout`` and ``case_timeout`` are in seconds."""
+
+    selection: Selection
+    nproc: int | None
+    exact: bool
+    rank_timeout: float
+    case_timeout: float
+    allow_skips: bool
+    require: tuple[str, ...]
+    iterations: int | None
+    clock: str
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register the options. A malformed value is a pytest.UsageError of one line as it is parsed."""
+    group = parser.getgroup("ep", "expert-parallel cases")
+
+    def add(name: str, parse: Callable[[str], Any], metavar: str, text: str, default: Any = None) -> None:
+        group.addoption(name, type=_refusing(name, parse), metavar=metavar, help=text, default=default)
+
+    add("--ep-sku", str, "NAME|all", "Cases of this sku instead of the machine's own")
+    add("--ep-platforms", str, "FILE", "TOML file that adds to or overrides the built-in platforms")
+    add("--ep-size", _counts(MAX_EP_SIZE), "LIST", "EP sizes, as 2,8 or 1..16 for the powers of two in it")
+    add(
+        "--ep-tokens", _counts(MAX_TOKENS), "LIST", "Tokens per rank, as 1,64 or 1..512 for the powers of two"
+    )
+    add("--ep-mode", _names(MODES), "LIST", f"Modes: {', '.join(MODES)}")
+    add("--ep-precision", _names(PRECISIONS), "LIST", f"Precisions: {', '.join(PRECISIONS)}")
+    add("--ep-model", _models, "LIST|all", f"Model shapes by name ({DEFAULT_MODEL}): {', '.join(SHAPES)}")
+    add("--ep-shape", _shape, "hidden=H,experts=E,top_k=K", "A model shape of your own")
+    add("--ep-nproc", _count(MAX_EP_SIZE), "N", "Start torchrun with N ranks on this node and run there")
+    group.addoption("--ep-exact", action="store_true", help="Fail where combine is not bit-exact")
+    text = f"Longest silence of a rank outside declared long phases ({RANK_TIMEOUT:g})"
+    add("--ep-rank-timeout", _seconds, "SECONDS", text, RANK_TIMEOUT)
+    text = f"Longest time of one case, kernel builds excluded ({CASE_TIMEOUT:g})"
+    add("--ep-case-timeout", _seconds, "SECONDS", text, CASE_TIMEOUT)
+    text = "Exit with 0 although every case was skipped"
+    group.addoption("--ep-allow-skips", action="store_true", help=text)
+    add("--ep-require", _backends, "BACKEND[,..]", "Fail unless a case of each of these backends passed", ())
+    add(
+        "--ep-iterations", _count(1_000_000), "N", "Measured iterations instead of a number chosen by warm-up"
+    )
+    add("--ep-clock", _clock, "|".join(CLOCKS), "Clock of every timing (auto)", CLOCKS[0])
+
+
+def platforms_file(config: pytest.Config) -> Path | None:
+    """The file of ``--ep-platforms``."""
+    path = config.getoption("ep_platforms")
+    return Path(path) if path else None
+
+
+def parse_options(
+    config: pytest.Config, platforms: Platforms, machine: Callable[[], Machine], ranks: int
+) -> Options:
+    """The values of a run, checked against the platforms and the machine.
+
+    ``machine`` is called only where a value can be judged by nothing less. Raises pytest.UsageError with one
+    line that lists what is known.
+    """
+    selection = Selection(
+        sku=_checked_sku(config.getoption("ep_sku"), platforms, machine),
+        ep_sizes=config.getoption("ep_size"),
+        tokens=config.getoption("ep_tokens"),
+        modes=config.getoption("ep_mode"),
+        precisions=config.getoption("ep_precision"),
+        shapes=_shapes(config.getoption("ep_model"), config.getoption("ep_shape")),
+    )
+    if selection.ep_sizes:
+        _check_ep_sizes(selection, platforms, machine(), ranks)
+    return Options(
+        selection=selection,
+        nproc=config.getoption("ep_nproc"),
+        exact=config.getoption("ep_exact"),
+        rank_timeout=config.getoption("ep_rank_timeout"),
+        case_timeout=config.getoption("ep_case_timeout"),
+        allow_skips=config.getoption("ep_allow_skips"),
+        require=config.getoption("ep_require"),
+        iterations=config.getoption("ep_iterations"),
+        clock=config.getoption("ep_clock"),
+    )
+
+
+def _checked_sku(sku: str | None, platforms: Platforms, machine: Callable[[], Machine]) -> str:
+    if not sku or sku == "all" or sku in platforms.skus or sku == (here := machine().sku):
+        return sku or ""
+    known = dict.fromkeys((*platforms.skus, here, "all"))
+    raise pytest.UsageError(f"--ep-sku: no {sku!r}, known: {', '.join(known)}")
+
+
+def _check_ep_sizes(selection: Selection, platforms: Platforms, machine: Machine, ranks: int) -> None:
+    known = known_ep_sizes(selection, machine, platforms, ranks)
+    for size in selection.ep_sizes or ():
+        if known is not None and size not in known:
+            where = selection.sku or machine.sku
+            sizes = ", ".join(str(one) for one in sorted(known))
+            raise pytest.UsageError(f"--ep-size: no {size} on {where}, known: {sizes}")
+
+
+def _shapes(models: tuple[str, ...] | None, own: str | None) -> tuple[Shape, ...]:
+    named = models if models or own else (DEFAULT_MODEL,)
+    shapes = [SHAPES[name] for name in named or ()]
+    if own:
+        shapes.append(parse_shape(own))
+    return tuple(shapes)
+
+
+def _refusing(option: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A parser whose refusal is pytest's own error: argparse would print the whole usage with it."""
+
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise pytest.UsageError(f"{option} {text}: {error}") from None
+
+    return parsed
+
+
+def _whole(text: str, limit: int) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= limit):
+        raise ValueError(f"{text!r} is not a whole number from 1 to {limit}")
+    return int(text)
+
+
+def _count(limit: int) -> Callable[[str], int]:
+    return lambda text: _whole(text.strip(), limit)
+
+
+def _counts(limit: int) -> Callable[[str], tuple[int, ...]]:
+    """A parser of ``1,64`` and ``1..512``; a range holds the powers of two in it."""
+
+    def parsed(text: str) -> tuple[int, ...]:
+        values: list[int] = []
+        for part in text.split(","):
+            first, dots, last = (piece.strip() for piece in part.partition(".."))
+            if not dots:
+                values.append(_whole(first, limit))
+                continue
+            low, high = _whole(first, limit), _whole(last, limit)
+            powers = [1 << bit for bit in range(high.bit_length()) if low <= 1 << bit <= high]
+            if not powers:
+                raise ValueError(f"no power of two in {low}..{high}")
+            values += powers
+        return tuple(sorted(_distinct(values)))
+
+    return parsed
+
+
+def _list(text: str) -> list[str]:
+    return _distinct([part.strip() for part in text.split(",")])
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            raise ValueError(f"{value} is given twice")
+    return values
+
+
+def _known(names: list[str], known: Iterable[str]) -> tuple[str, ...]:
+    known = tuple(known)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"no {name!r}, known: {', '.join(known)}")
+    return tuple(names)
+
+
+def _names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
+    return lambda text: _known(_list(text), known)
+
+
+def _models(text: str) -> tuple[str, ...]:
+    return tuple(SHAPES) if text == "all" else _known(_list(text), (*SHAPES, "all"))
+
+
+def _shape(text: str) -> str:
+    parse_shape(text)
+    # As text: pytest-xdist sends every option to its workers and knows plain values only.
+    return text
+
+
+def _backends(text: str) -> tuple[str, ...]:
+    names = _list(text)
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ValueError(f"{name!r} is no backend's name: letters, digits and _, as flashinfer_ep")
+    return tuple(names)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{text!r} is not a positive number of seconds")
+    return value
+
+
+def _clock(text: str) -> str:
+    return _known([text.strip()], CLOCKS)[0]

@@ -1,0 +1,1 @@
+"""What an exchange must bring and return, and the verdict on what it did."""

@@ -1,0 +1,211 @@
+"""The verdict on one exchange: seven checks, and the share of combined elements that are bit-exact."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_ep.backends.base import EPBackend
+from pytest_ep.backends.base import Received
+from pytest_ep.oracle import dispatch
+from pytest_ep.oracle import expected
+from pytest_ep.oracle.expected import constant_rows
+from pytest_ep.oracle.reduction import Reduction
+from pytest_ep.workload import contents
+from pytest_ep.workload.problem import Problem
+
+__all__ = [
+    "COMBINE_REL_TOL",
+    "MAGNITUDE_FLOOR",
+    "Verdict",
+    "Worst",
+    "check_timed_output",
+    "constant_rows",
+    "inputs_unchanged",
+    "run_oracle",
+]
+
+COMBINE_REL_TOL = 8 * 2.0**-8
+"""Errors are strictly below this: one BF16 ulp for each of eight additions. Never widened."""
+
+MAGNITUDE_FLOOR = 0.02
+"""Errors are relative to the expected magnitude, but to no less than this."""
+
+_ORDER = (
+    "receive",
+    "source_set",
+    "payload",
+    "metadata",
+    "weights",
+    "multiplicity",
+    "counts",
+    "combine_values",
+    "bit_exact",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The combined element with the largest error; ``token`` is its global index."""
+
+    rank: int
+    token: int
+    column: int
+    got: float
+    expected: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One rank's verdict. ``failed`` names checks; ``error`` is inf where combine gave nothing to compare.
+
+    ``bit_exact`` is the share, 0 to 1, of combined elements that equal the expected value. ``worst`` is the
+    worst element where any differs, and ``message`` one line, empty when passed.
+    """
+
+    passed: bool
+    failed: tuple[str, ...]
+    error: float
+    bit_exact: float
+    worst: Worst | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    error: float
+    bit_exact: float
+    worst: Worst | None
+    failures: dict[str, str]
+
+
+_NOT_COMBINED = _Comparison(math.inf, 0.0, None, {})
+
+
+def run_oracle(backend: EPBackend, problem: Problem, reduction: Reduction, exact: bool = False) -> Verdict:
+    """One checked pair: dispatch, receive, stage the oracle's messages, combine. Collective.
+
+    What goes wrong between dispatch and combine on this rank alone is this rank's verdict (check "receive"):
+    the pair is closed with zeros, so that no other rank waits for it. Exceptions of dispatch and combine are
+    raised. With ``exact`` any element that is not bit-exact fails the check "bit_exact".
+    """
+    handle = backend.dispatch(problem)
+    failures: dict[str, str] = {}
+    staged: Any = None
+    try:
+        received = backend.receive(problem, handle)
+        messages = _check_and_answer(problem, received, failures)
+        if messages is not None:
+            staged = backend.stage(problem, handle, messages)
+    except Exception as error:
+        text = str(error).strip().partition("\n")[0]
+        failures["receive"] = f"{type(error).__name__}: {text}"
+        messages = None
+    if messages is None:
+        planes = backend.constant_planes(problem)
+        staged = backend.stage_constant(problem, torch.zeros_like(constant_rows(problem, planes)))
+        backend.combine(problem, handle, staged)
+        return _verdict(problem, failures, _NOT_COMBINED)
+    del received, messages
+    got = backend.combine(problem, handle, staged)
+    return _verdict(problem, failures, _compare(problem, got, expected.combined(problem, reduction), exact))
+
+
+def check_timed_output(
+    problem: Problem, got: Tensor, reduction: Reduction, planes: int, exact: bool = False
+) -> Verdict:
+    """Check a combine's output where every rank has staged its ``constant_rows(problem, planes)``."""
+    wanted = expected.combined_constant(problem, reduction, planes)
+    return _verdict(problem, {}, _compare(problem, got, wanted, exact))
+
+
+def inputs_unchanged(problem: Problem) -> bool:
+    """Whether tokens, ids and weights are still, bit for bit, what they were built as."""
+    first = problem.first_token(problem.rank)
+    own = slice(first, first + problem.tokens)
+    ids = torch.from_numpy(problem.trace.expert_ids[own]).to(problem.expert_ids)
+    weights = torch.from_numpy(problem.trace.weights[own]).to(problem.weights)
+    if not (torch.equal(problem.expert_ids, ids) and torch.equal(problem.weights, weights)):
+        return False
+    source = torch.arange(own.start, own.stop, device=problem.x.device)
+    return not bool(dispatch.payload_differs(problem, problem.x, source).any())
+
+
+def _check_and_answer(problem: Problem, received: Received, failures: dict[str, str]) -> Tensor | None:
+    """Add what the dispatch checks find to ``failures``; the messages, or None where rows are misshapen."""
+    misshapen = dispatch.misshapen(problem, received)
+    if misshapen.keys() & {"payload", "metadata"}:
+        failures.update(misshapen)
+        return None
+    source = contents.decode_source_ids(received.tokens)
+    failures.update(dispatch.failures(problem, received, source))
+    weights = None if "weights" in misshapen else received.weights
+    return expected.reply(problem, source, received.expert_ids, weights)
+
+
+def _compare(problem: Problem, got: Tensor, wanted: Iterator[tuple[int, Tensor]], exact: bool) -> _Comparison:
+    """Compare a combine's output with the expected one, chunk by chunk."""
+    shape = (problem.tokens, problem.shape.hidden)
+    if tuple(got.shape) != shape or got.dtype != torch.bfloat16:
+        text = (
+            f"combined {dispatch.kind(got.shape, got.dtype)}, expected {dispatch.kind(shape, torch.bfloat16)}"
+        )
+        return _Comparison(math.inf, 0.0, None, {"combine_values": text})
+    worst: Worst | None = None
+    different = 0
+    for start, want in wanted:
+        have = got[start : start + len(want)].float()
+        unequal = int((have != want).sum())
+        if unequal:
+            different += unequal
+            found = _worst(problem, start, have, want)
+            worst = found if worst is None or found.error > worst.error else worst
+    error = worst.error if worst else 0.0
+    failures = {}
+    if worst and not error < COMBINE_REL_TOL:
+        failures["combine_values"] = _element_text(worst)
+    if worst and exact:
+        failures["bit_exact"] = f"{different} of {math.prod(shape)} elements differ, {_element_text(worst)}"
+    return _Comparison(error, 1.0 - different / max(1, math.prod(shape)), worst, failures)
+
+
+def _worst(problem: Problem, start: int, have: Tensor, want: Tensor) -> Worst:
+    """The worst element of a chunk; a non-finite one is infinitely wrong."""
+    error = (have - want).abs() / want.abs().clamp(min=MAGNITUDE_FLOOR)
+    error = torch.where(torch.isfinite(have), error, math.inf)
+    row, column = divmod(int(error.argmax()), want.shape[1])
+    return Worst(
+        rank=problem.rank,
+        token=problem.first_token(problem.rank) + start + row,
+        column=column,
+        got=float(have[row, column]),
+        expected=float(want[row, column]),
+        error=float(error[row, column]),
+    )
+
+
+def _element_text(worst: Worst) -> str:
+    return (
+        f"error {worst.error:.1e} at token {worst.token} column {worst.column}: "
+        f"got {worst.got:g}, expected {worst.expected:g}"
+    )
+
+
+def _verdict(problem: Problem, failures: dict[str, str], comparison: _Comparison) -> Verdict:
+    found = failures | comparison.failures
+    failed = tuple(check for check in _ORDER if check in found)
+    text = "; ".join(f"{check}: {found[check]}" for check in failed)
+    return Verdict(
+        passed=not failed,
+        failed=failed,
+        error=comparison.error,
+        bit_exact=comparison.bit_exact,
+        worst=comparison.worst,
+        message=f"{text} (rank {problem.rank})" if failed else "",
+    )

@@ -1,0 +1,111 @@
+"""The pytest plugin: what pytest and pytest-benchmark call."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_ep.options import add_options
+
+if TYPE_CHECKING:
+    from pytest_ep.run import Run
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the ``--ep-*`` options."""
+    add_options(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Start torchrun on this very command where --ep-nproc asks for ranks."""
+    from pytest_ep.ranks.identity import Identity
+    from pytest_ep.ranks.launch import launch
+    from pytest_ep.run import Run
+
+    nproc = config.getoption("ep_nproc")
+    if nproc is None or config.option.help or config.option.version:
+        return None
+    if "RANK" in os.environ:
+        raise pytest.UsageError("--ep-nproc inside a launcher: drop it, or drop torchrun")
+    _ = Run(config, Identity(size=nproc, local_size=nproc)).options  # one refusal, not one from each rank
+    return launch(nproc, config.invocation_params.args)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Learn which rank this is; hold back what other ranks than 0 would print."""
+    from pytest_ep.ranks.identity import read_identity
+    from pytest_ep.ranks.output import HeldOutput
+    from pytest_ep.ranks.output import HoldBegins
+    from pytest_ep.ranks.output import HoldEnds
+    from pytest_ep.run import RUN
+    from pytest_ep.run import Run
+
+    if config.getoption("ep_nproc") is not None:
+        return  # this process only launches
+    try:
+        run = Run(config, read_identity())
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+    config.stash[RUN] = run
+    config.pluginmanager.import_plugin("pytest_ep.fixtures")
+    config.pluginmanager.register(LastRegistered(run), "ep-last-registered")
+    if run.identity.rank:
+        run.held = HeldOutput(sys.stdout)
+        config.pluginmanager.register(HoldEnds(), "ep-hold-ends")
+        HoldBegins(run.held).pytest_configure()
+    if any(config.getoption(name) for name in ("ep_sku", "ep_size", "ep_platforms")):
+        _ = run.options  # wrong here is wrong although no EP case may be collected
+
+
+class LastRegistered:
+    """Registers what must come after every other plugin."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Register the agreement on the collected items."""
+        from pytest_ep.collection import Agreement
+        from pytest_ep.session import begin
+
+        config.pluginmanager.register(Agreement(self._run, begin), "ep-agreement")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make the cases of an EPSuite."""
+    from pytest_ep.collection import generate
+    from pytest_ep.run import RUN
+
+    generate(metafunc, metafunc.config.stash[RUN])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
+    """Refuse to distribute EP cases, from pytest-xdist's controller."""
+    from pytest_ep.collection import XDIST_ID
+    from pytest_ep.collection import XDIST_REFUSED
+
+    if any(f"[{XDIST_ID}]" in one for one in ids):
+        raise pytest.UsageError(XDIST_REFUSED)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Keep the session: a report written early needs it."""
+    from pytest_ep.run import RUN
+
+    session.config.stash[RUN].session = session
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Release what was held where nothing was collected at all."""
+    from pytest_ep.run import RUN
+
+    run = config.stash.get(RUN, None)
+    if run is not None and run.held is not None and not run.active:
+        run.held.release()

@@ -1,0 +1,88 @@
+"""Agreement between ranks, over the rendezvous store alone."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from typing import Any
+
+import pytest
+
+from pytest_ep.ranks.pulse import Pulse
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from pytest_ep.ranks.identity import Identity
+
+FIRST_NAP, LONGEST_NAP = 1e-4, 2e-2
+"""Seconds between looks at the store: short while the ranks are in step, longer once one is late."""
+
+
+class Ballot:
+    """One fixed sequence of turns in which every rank says something and hears what all said.
+
+    It depends on no NCCL or gloo group, so it outlives a broken one. It never waits in native code: between
+    looks the main thread hears signals. A rank that never comes is the watcher's to judge, so a turn waits
+    as long as the watcher lets it.
+    """
+
+    def __init__(self, identity: Identity, store: Store | None, pulse: Pulse) -> None:
+        self.rank = identity.rank
+        self.size = identity.size
+        self.pulse = pulse
+        self.closing = False
+        self.stop = ""
+        self._store = store
+        self._turn = 0
+
+    def gather(self, topic: str, value: object) -> list[Any]:
+        """Return what each rank said at this turn, by rank. Values are pickled.
+
+        A rank at another topic has lost step: every rank then leaves the session with both topics named.
+        """
+        self.pulse.beat()
+        if self._store is None:
+            return [value]
+        self._turn += 1
+        keys = [f"turn/{self._turn}/{rank}" for rank in range(self.size)]
+        self._ask(lambda store: store.set(keys[self.rank], pickle.dumps((topic, value))))
+        self._await(keys, topic)
+        votes = [pickle.loads(vote) for vote in self._ask(lambda store: store.multi_get(keys))]
+        if self._turn > 2:  # every rank has read turn n - 2, or it could not have voted in turn n - 1
+            self._ask(lambda store: store.delete_key(f"turn/{self._turn - 2}/{self.rank}"))
+        topics = [vote[0] for vote in votes]
+        if len(set(topics)) > 1:
+            said = ", ".join(f"rank {rank} is at {there}" for rank, there in enumerate(topics))
+            pytest.exit(f"pytest_ep: the ranks lost step: {said}", returncode=pytest.ExitCode.INTERNAL_ERROR)
+        return [vote[1] for vote in votes]
+
+    def place(self, topic: str) -> int:
+        """Take a place in the order in which ranks come to ``topic`` before the next turn: 1 is first."""
+        if self._store is None:
+            return 1
+        return int(self._ask(lambda store: store.add(f"order/{self._turn}/{topic}", 1)))
+
+    def _await(self, keys: list[str], topic: str) -> None:
+        phase, nap, waited = self.pulse.phase, FIRST_NAP, 0.0
+        while not self._ask(lambda store: store.check(keys)):
+            time.sleep(nap)
+            waited += nap
+            if waited > 20 * nap:
+                nap = min(2 * nap, LONGEST_NAP)
+            self.pulse.beat(f"waiting for the other ranks after {phase} ({topic})")
+        self.pulse.beat(phase)
+
+    def _ask(self, question: Callable[[Store], Any]) -> Any:
+        assert self._store is not None
+        try:
+            answer = question(self._store)
+        except RuntimeError:
+            # The host of the store is gone; the watcher finds the same and writes the report.
+            self.closing = True
+            answer = None
+        while self.closing:  # the watcher reports from its own thread and ends the process: keep out of its way
+            time.sleep(0.1)
+        return answer

@@ -1,0 +1,145 @@
+"""One outcome on all ranks: work done together, reports agreed."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+
+import pytest
+
+from pytest_ep.ranks.ballot import Ballot
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a case failed, the same on every rank: ``code`` names the checks, the rest locates the element."""
+
+    reason: str
+    code: str = ""
+    rank: int | None = None
+    token: int | None = None
+    column: int | None = None
+    error: float | None = None
+    bit_exact: float | None = None
+    diagnosis: str = ""
+
+
+class AgreedFailure(pytest.fail.Exception):
+    """A failure that every rank raises at the same point, so that nobody is left in a collective."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__("\n".join(filter(None, (failure.reason, failure.diagnosis))), pytrace=False)
+        self.failure = failure
+
+
+class AgreedSkip(pytest.skip.Exception):
+    """A skip that every rank raises at the same point."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+        self.reason = reason
+
+
+class Unavailable(Exception):
+    """Raised inside ``together``: not a fault but a refusal, which becomes the same skip on every rank."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What a rank says at an agreement point; ``place`` is its place among those that failed."""
+
+    outcome: str
+    text: str = ""
+    place: int = 0
+    skip: tuple[str, str] | None = None
+    stop: str = ""
+    value: Any = field(default=None, compare=False)
+
+
+class Fate:
+    """What the ranks share: the ballot, and the way out of a collective that a peer has left.
+
+    ``abandon`` is set once process groups exist; it frees peers which wait in one of them.
+    """
+
+    def __init__(self, ballot: Ballot) -> None:
+        self.ballot = ballot
+        self.broken_by = ""
+        self.abandon: Callable[[], None] = lambda: None
+
+    def together(self, phase: str, work: Callable[[], Any]) -> list[Any]:
+        """Do ``work`` on every rank and return what each said, by rank (pickled values).
+
+        Where it raised on any rank, every rank raises AgreedFailure with the first failing rank's phase
+        and traceback; where it raised Unavailable and nothing else, every rank raises AgreedSkip.
+        """
+        self.ballot.pulse.beat(phase)
+        try:
+            vote = Vote("passed", value=work())
+        except Unavailable as refusal:
+            place = self._leave(phase)
+            vote = Vote("skipped", refusal.reason, place, (refusal.code, refusal.reason))
+        except Exception:
+            text = traceback.format_exc()
+            place = self._leave(phase)
+            say_now(self.ballot, phase, text)
+            vote = Vote("failed", text, place)
+        votes = self.ballot.gather(phase, vote)
+        failed = self._first(votes, "failed")
+        if failed is not None:
+            raise AgreedFailure(Failure(f"rank {failed} failed in {phase}:\n{votes[failed].text.rstrip()}"))
+        skipped = self._first(votes, "skipped")
+        if skipped is not None:
+            raise AgreedSkip(*votes[skipped].skip)
+        return [vote.value for vote in votes]
+
+    def settle(self, phase: str, vote: Vote) -> tuple[list[Vote], Failure | None]:
+        """Compare the ranks' reports of one phase of one item; return the votes and what all must report.
+
+        None where all agree. A failure anywhere is everyone's; so is a skip on some ranks only.
+        """
+        votes: list[Vote] = self.ballot.gather(phase, vote)
+        failed = self._first(votes, "failed")
+        if failed is not None:
+            return votes, Failure(f"rank {failed} failed in {phase}:\n{votes[failed].text.rstrip()}")
+        if len({vote.outcome for vote in votes}) == 1:
+            return votes, None
+        said = ", ".join(f"rank {rank} {vote.outcome}" for rank, vote in enumerate(votes))
+        return votes, Failure(f"the ranks disagree on {phase}: {said}")
+
+    def leave(self, phase: str) -> int:
+        """Take a place among the failing ranks, then free the peers; returns the place."""
+        return self._leave(phase)
+
+    def _leave(self, phase: str) -> int:
+        place = self.ballot.place(phase)
+        self.broken_by = self.ballot.pulse.case or phase
+        self.abandon()
+        return place
+
+    def _first(self, votes: list[Vote], outcome: str) -> int | None:
+        ranks = [rank for rank, vote in enumerate(votes) if vote.outcome == outcome]
+        if any(votes[rank].place for rank in ranks):
+            self.broken_by = self.broken_by or self.ballot.pulse.case
+        return min(ranks, key=lambda rank: (votes[rank].place, rank), default=None)
+
+
+def say_now(ballot: Ballot, phase: str, text: str) -> None:
+    """Print a failure where it happened, at once: the end of the session may never come."""
+    if ballot.size > 1:
+        last = text.strip().splitlines()[-1] if text.strip() else ""
+        print(
+            f"pytest_ep: rank {ballot.rank} failed in {phase} of {ballot.pulse.case}: {last}",
+            file=sys.__stderr__,
+            flush=True,
+        )

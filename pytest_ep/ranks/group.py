@@ -1,0 +1,132 @@
+"""The torch.distributed groups of the run."""
+
+from __future__ import annotations
+
+import gc
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from pytest_ep.ranks.ballot import Ballot
+from pytest_ep.ranks.identity import Identity
+from pytest_ep.ranks.pulse import Pulse
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed import Store
+
+
+def connect(identity: Identity, *, first: bool = True) -> Store | None:
+    """Open a client of the run's rendezvous store; None for a run of one rank.
+
+    Where no agent of torchrun hosts the store, rank 0's ``first`` client does.
+    """
+    if identity.size == 1:
+        return None
+    store = dist.TCPStore(
+        identity.store_host,
+        identity.store_port,
+        is_master=first and identity.rank == 0 and not identity.agent_hosts_store,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=60),
+    )
+    return dist.PrefixStore(f"pytest_ep/{identity.run}", store)
+
+
+class Ranks:
+    """This rank, its device, and the groups it shares with the others.
+
+    The data group is NCCL where every rank has an accelerator of its own, gloo elsewhere; the control group
+    is always gloo; ``ballot`` is the agreement channel, which needs neither.
+    """
+
+    def __init__(
+        self, identity: Identity, store: Store | None, ballot: Ballot, devices: int, timeout: float
+    ) -> None:
+        self.identity = identity
+        self.rank = identity.rank
+        self.size = identity.size
+        self.ballot = ballot
+        self.devices = devices
+        self._store = store
+        self._timeout = timedelta(seconds=timeout)
+        self._generation = 0
+        self._control: ProcessGroup | None = None
+        self._nccl: ProcessGroup | None = None
+        self.device = torch.device("cpu")
+        if devices:
+            self.device = torch.device("cuda", identity.local_rank % devices)
+            torch.cuda.set_device(self.device)
+        self._build()
+
+    @property
+    def pulse(self) -> Pulse:
+        """The main thread's sign of life."""
+        return self.ballot.pulse
+
+    @property
+    def control(self) -> ProcessGroup:
+        """The gloo group of all ranks."""
+        if self._control is None:
+            raise RuntimeError("the process group was given up after a fault")
+        return self._control
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The group that carries a transport's data."""
+        return self._nccl or self.control
+
+    @property
+    def oversubscribed(self) -> bool:
+        """More ranks than accelerators on this host: right results, meaningless times."""
+        return bool(self.devices) and self.identity.local_size > self.devices
+
+    def barrier(self) -> None:
+        """Wait on the host until every rank is here."""
+        dist.barrier(self.control)
+
+    def synchronize(self) -> None:
+        """Wait for this rank's device; a fault of earlier work surfaces here."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def abandon(self) -> None:
+        """Leave the groups in the middle of something, so that peers waiting in them are let go at once.
+
+        A gloo peer sees the connection close once nothing here refers to the group; NCCL kernels end once
+        the communicator is aborted.
+        """
+        if self._nccl is not None:
+            self._nccl._get_backend(self.device).abort()
+        self.close()
+
+    def rebuild(self) -> None:
+        """Make new groups after a fault, on all ranks together."""
+        self.close()
+        self._build()
+
+    def close(self) -> None:
+        """Leave the groups; a gloo process that exits inside one can abort."""
+        self._control = self._nccl = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        gc.collect()
+
+    def _build(self) -> None:
+        self._generation += 1
+        store: Store
+        if self._store is None:
+            store = dist.HashStore()
+        else:
+            store = dist.PrefixStore(f"group/{self._generation}", self._store)
+        if self.size == 1:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group(
+            "gloo", store=store, rank=self.rank, world_size=self.size, timeout=self._timeout
+        )
+        self._control = dist.group.WORLD
+        if self.devices and not self.oversubscribed:
+            self._nccl = dist.new_group(backend="nccl", timeout=self._timeout)

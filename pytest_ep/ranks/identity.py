@@ -1,0 +1,59 @@
+"""Which rank this process is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """This process among the ranks of the run, as its launcher says."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    store_host: str = ""
+    store_port: int = 0
+    agent_hosts_store: bool = False
+    run: str = ""
+
+    @property
+    def node(self) -> int:
+        """Index of this rank's host, where every host has as many ranks."""
+        return self.rank // self.local_size
+
+
+def read_identity(env: Mapping[str, str] = os.environ) -> Identity:
+    """Read torchrun's variables (or the same ones set by another launcher); alone without them.
+
+    Raises ValueError, one line, where a variable is no number or no rendezvous is named.
+    """
+    if "RANK" not in env or "WORLD_SIZE" not in env:
+        return Identity()
+    numbers = {}
+    for name, default in (
+        ("RANK", None),
+        ("WORLD_SIZE", None),
+        ("LOCAL_RANK", env["RANK"]),
+        ("LOCAL_WORLD_SIZE", env["WORLD_SIZE"]),
+        ("MASTER_PORT", "0"),
+    ):
+        text = env.get(name, default) or ""
+        if not text.isdecimal():
+            raise ValueError(f"{name}={text!r} in the environment is no number: launch with torchrun")
+        numbers[name] = int(text)
+    if numbers["WORLD_SIZE"] > 1 and not (env.get("MASTER_ADDR") and numbers["MASTER_PORT"]):
+        raise ValueError("WORLD_SIZE is set but MASTER_ADDR or MASTER_PORT is not: launch with torchrun")
+    return Identity(
+        rank=numbers["RANK"],
+        size=numbers["WORLD_SIZE"],
+        local_rank=numbers["LOCAL_RANK"],
+        local_size=numbers["LOCAL_WORLD_SIZE"],
+        store_host=env.get("MASTER_ADDR", ""),
+        store_port=numbers["MASTER_PORT"],
+        agent_hosts_store=env.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
+        run=f"{env.get('TORCHELASTIC_RUN_ID', 'run')}-{env.get('TORCHELASTIC_RESTART_COUNT', '0')}",
+    )

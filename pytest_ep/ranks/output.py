@@ -1,0 +1,75 @@
+"""What ranks other than 0 would print: held back until it is known whether this is our kind of run."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+import pytest
+
+
+class HeldOutput(io.TextIOBase):
+    """Stands in for stdout: keeps what is written, then passes it on or drops it."""
+
+    def __init__(self, target: TextIO) -> None:
+        self._target = target
+        self._held: list[str] = []
+        self._write: Callable[[str], object] = self._held.append
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """As the real one says, so that the report is formed as it would be without us."""
+        return self._target.encoding
+
+    def isatty(self) -> bool:
+        """As the real one says."""
+        return self._target.isatty()
+
+    def fileno(self) -> int:
+        """As the real one says."""
+        return self._target.fileno()
+
+    def write(self, text: str) -> int:
+        """Keep, pass on or drop the text."""
+        self._write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the real one."""
+        self._target.flush()
+
+    def release(self) -> None:
+        """Print what was held, and pass on all that follows."""
+        held, self._held = self._held, []
+        self._write = self._target.write
+        self._target.write("".join(held))
+        self._target.flush()
+
+    def drop(self) -> None:
+        """Forget what was held, and all that follows until ``release``."""
+        self._held = []
+        self._write = len
+
+
+class HoldBegins:
+    """Registered first: while plugins configure themselves, stdout is the held one."""
+
+    def __init__(self, held: HeldOutput) -> None:
+        self._held = held
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self) -> None:
+        """Put the held output where the terminal reporter looks for stdout."""
+        sys.stdout = self._held
+
+
+class HoldEnds:
+    """Registered last: afterwards only the terminal reporter writes to the held output."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self) -> None:
+        """Put the real stdout back."""
+        if isinstance(sys.stdout, HeldOutput):
+            sys.stdout = sys.stdout._target

@@ -1,0 +1,245 @@
+"""Bounded time: a thread that sees ranks die or stop, and writes the report when the main thread cannot."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from pytest_ep.ranks.ballot import Ballot
+from pytest_ep.ranks.identity import Identity
+from pytest_ep.ranks.pulse import Status
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+TICK = 0.5
+"""Seconds between looks."""
+LAST_WORDS = 1.5
+"""Seconds that the reporter waits for the other ranks' last words: who says none by then is gone."""
+INTERRUPT_GRACE = 4.0
+"""Seconds that Ctrl-C leaves for the running case to end on all ranks."""
+REPORT_LIMIT = 8.0
+"""Seconds that the others wait for the reporter before they leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds without a sign of life from a rank's main thread, and seconds of one case as a whole."""
+
+    rank: float
+    case: float
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """What a rank says when the run ends early."""
+
+    status: Status
+    stack: str
+    printed: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why the run ends early, and what each rank said of itself: None from a rank that is gone.
+
+    ``seen`` is each rank's last published status; ``dumps`` are stacks that faulthandler wrote for a rank
+    whose interpreter was stuck in native code.
+    """
+
+    cause: str
+    words: tuple[LastWords | None, ...]
+    seen: tuple[Status | None, ...]
+    dumps: tuple[str, ...]
+
+
+class Watchdog:
+    """Publishes this rank's status, watches the others', and ends the run when one is lost.
+
+    ``report`` runs in this thread on the lowest rank that is left; ``printed`` returns the last lines that
+    this rank's running case printed.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        store: Store | None,
+        ballot: Ballot,
+        limits: Limits,
+        report: Callable[[Ending], None],
+        printed: Callable[[], str],
+    ) -> None:
+        self._identity = identity
+        self._store = store
+        self._ballot = ballot
+        self._limits = limits
+        self._report = report
+        self._printed = printed
+        self._main = threading.get_ident()
+        self._stopped = threading.Event()
+        self._wake, self._waker = os.pipe()
+        self._interrupted = 0.0
+        self._ticks = 0
+        self._seen: list[tuple[int, Status | None, float]] = [(0, None, time.monotonic())] * identity.size
+        self._dump = open(self._dump_path(identity.rank), "w")  # noqa: SIM115 - lives as long as the run
+        self._thread = threading.Thread(target=self._run, name="pytest-ep-watchdog", daemon=True)
+        self._handlers: dict[int, object] = {}
+
+    def start(self) -> None:
+        """Take over SIGTERM and SIGINT and begin to watch. From the main thread."""
+        os.set_blocking(self._waker, False)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._handlers[number] = signal.signal(number, _heard_by_the_watchdog)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching and give the signals back. From the main thread."""
+        self._stopped.set()
+        self._thread.join()
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        faulthandler.cancel_dump_traceback_later()
+        self._dump.close()
+        self._dump_path(self._identity.rank).unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            ready, _, _ = select.select([self._wake], [], [], TICK)
+            try:
+                cause = self._signalled(os.read(self._wake, 16)) if ready else ""
+                cause = cause or self._look()
+            except RuntimeError:
+                cause = "the rendezvous store is gone: the host of rank 0, or its torchrun, has ended"
+            if cause and not self._stopped.is_set():
+                self._end(cause)
+
+    def _signalled(self, numbers: bytes) -> str:
+        if signal.SIGTERM in numbers:
+            return "this job was told to end (SIGTERM)"
+        if signal.SIGINT in numbers and not self._interrupted:
+            self._interrupted = time.monotonic()
+            self._ballot.stop = "interrupted (Ctrl-C)"
+        return ""
+
+    def _look(self) -> str:
+        # Fires only where this thread no longer runs: the interpreter lock is held in native code.
+        faulthandler.dump_traceback_later(max(self._limits.rank - 1, 1), file=self._dump)
+        status = self._ballot.pulse.status()
+        cause = self._overdue(self._identity.rank, status)
+        if self._interrupted and time.monotonic() - self._interrupted > INTERRUPT_GRACE:
+            cause = cause or f"interrupted (Ctrl-C); the case did not end within {INTERRUPT_GRACE:.0f} s"
+        if self._store is None:
+            return cause
+        self._ticks += 1
+        self._store.set(f"status/{self._identity.rank}", pickle.dumps((self._ticks, status)))
+        if self._store.check(["end"]):
+            return cause or self._store.get("end").decode()
+        return cause or self._look_at_others(self._store)
+
+    def _look_at_others(self, store: Store) -> str:
+        now = time.monotonic()
+        for rank in range(self._identity.size):
+            ticks, last, when = self._seen[rank]
+            if store.check([f"status/{rank}"]):
+                ticks, last = pickle.loads(store.get(f"status/{rank}"))
+            if ticks != self._seen[rank][0]:
+                when = now
+            self._seen[rank] = (ticks, last, when)
+            patience = self._limits.rank + (last.long if last else 0)
+            if now - when > patience:
+                return f"rank {rank} gave no sign of life for {now - when:.0f} s"
+        return ""
+
+    def _overdue(self, rank: int, status: Status) -> str:
+        if status.age > (status.long or self._limits.rank):
+            limit = "its own limit" if status.long else "--ep-rank-timeout"
+            return f"rank {rank} stopped in {status.phase!r}: silent for {status.age:.0f} s ({limit})"
+        if status.case_age > self._limits.case:
+            return f"the case takes more than {self._limits.case:.0f} s (--ep-case-timeout)"
+        return ""
+
+    def _end(self, cause: str) -> None:
+        self._ballot.closing = True
+        words: list[LastWords | None] = [None] * self._identity.size
+        mine = LastWords(self._ballot.pulse.status(), self._stack(), self._printed())
+        words[self._identity.rank] = mine
+        reporter = self._identity.rank
+        if self._store is not None:
+            try:
+                cause = self._store.compare_set("end", "", cause).decode()
+                words = self._exchange(self._store, mine)
+                reporter = next(rank for rank, said in enumerate(words) if said is not None)
+            except RuntimeError:  # no store: every rank is on its own, and only rank 0 may write
+                reporter = 0
+        try:
+            if reporter == self._identity.rank:
+                self._report(self._ending(cause, words))
+                self._say_reported()
+            else:
+                self._await_report()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _exchange(self, store: Store, mine: LastWords) -> list[LastWords | None]:
+        keys = [f"last/{rank}" for rank in range(self._identity.size)]
+        store.set(keys[self._identity.rank], pickle.dumps(mine))
+        deadline = time.monotonic() + LAST_WORDS
+        while not store.check(keys) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return [pickle.loads(store.get(key)) if store.check([key]) else None for key in keys]
+
+    def _ending(self, cause: str, words: list[LastWords | None]) -> Ending:
+        dumps = ["" if words[rank] else self._read_dump(rank) for rank in range(self._identity.size)]
+        return Ending(cause, tuple(words), tuple(seen for _, seen, _ in self._seen), tuple(dumps))
+
+    def _say_reported(self) -> None:
+        if self._store is not None:
+            self._store.set("reported", "")
+
+    def _await_report(self) -> None:
+        deadline = time.monotonic() + REPORT_LIMIT
+        try:
+            while time.monotonic() < deadline:
+                if self._store is None or self._store.check(["reported"]):
+                    return
+                time.sleep(0.05)
+        except RuntimeError:
+            return
+
+    def _stack(self) -> str:
+        frame = sys._current_frames().get(self._main)
+        return "".join(traceback.format_stack(frame)[-8:]) if frame else ""
+
+    def _dump_path(self, rank: int) -> Path:
+        run = sha256(f"{self._identity.run}:{self._identity.store_port}".encode()).hexdigest()[:12]
+        return Path(tempfile.gettempdir()) / f"pytest_ep-{os.getuid()}-{run}-{rank}.stack"
+
+    def _read_dump(self, rank: int) -> str:
+        try:
+            return self._dump_path(rank).read_text()
+        except OSError:  # another host's, or never written
+            return ""
+
+
+def _heard_by_the_watchdog(number: int, frame: FrameType | None) -> None:
+    """Do nothing: the wake-up pipe has already told the watchdog's thread."""

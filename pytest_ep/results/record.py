@@ -1,0 +1,275 @@
+"""What became of each case, and how its timings become three rows of pytest-benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+from itertools import chain
+from itertools import repeat
+from typing import TYPE_CHECKING
+from typing import Literal
+from typing import TypeAlias
+
+from pytest_ep.matrix.cells import Cell
+
+if TYPE_CHECKING:
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+    from pytest_ep.timing.statistics import Samples
+    from pytest_ep.timing.traffic import Traffic
+
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
+Rows: TypeAlias = "Mapping[str, Mapping[str, JSON]]"
+"""``extra_info`` of a case's rows, by component."""
+
+SCHEMA = 1
+"""Version of the ``pytest_ep`` section of a result file."""
+COMPONENTS = ("dispatch", "combine", "roundtrip")
+
+
+class StillClock:
+    """A clock that stands still until it is told the time.
+
+    As pytest-benchmark's timer it turns durations measured elsewhere into rounds, bit for bit: it is set to
+    zero before each round, and to the sample within.
+    """
+
+    __name__ = "replayed"
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        """Return the time in seconds."""
+        return self._now
+
+    def replay(self, benchmark: BenchmarkFixture, seconds: list[float]) -> None:
+        """Record ``seconds`` as the rounds of ``benchmark``, whose timer must be this clock."""
+        # --benchmark-cprofile asks for one round more than it was given.
+        pending = chain(seconds, repeat(seconds[-1]))
+
+        def rewind() -> tuple[tuple[float], dict[str, object]]:
+            self._now = 0.0
+            return (next(pending),), {}
+
+        def advance(sample: float) -> None:
+            self._now = sample
+
+        benchmark.pedantic(advance, setup=rewind, rounds=len(seconds))  # type: ignore[no-untyped-call]
+
+
+CLOCK = StillClock()
+"""The timer of every case: ``pytest.mark.benchmark(timer=CLOCK)``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measurement:
+    """One case, measured and agreed on by all ranks.
+
+    ``clock`` names what timed it; ``seconds`` and ``spread``, by component, are [n] per-iteration maxima
+    over ranks and maxima less minima; ``link_gbps`` is the link's peak per direction in GB/s, None where
+    unknown; ``error`` and ``bit_exact`` (a share, 0 to 1) are the oracle's; ``max_tokens`` is what the
+    transport was sized for; ``extra`` joins the ``extra_info`` of all three rows.
+    """
+
+    clock: str
+    seconds: Mapping[str, Samples]
+    spread: Mapping[str, Samples]
+    traffic: Traffic
+    link_gbps: float | None
+    error: float
+    bit_exact: float
+    reduction: str
+    max_tokens: int
+    extra: Mapping[str, JSON] = field(default_factory=dict)
+
+    def rows(self) -> dict[str, dict[str, JSON]]:
+        """Return ``extra_info`` of each component, from all samples.
+
+        ``gbps`` is ``bytes`` over the median, in 1e9 bytes per second; ``link_share`` its share of the
+        peak. Raises SampleError where a sample is no duration.
+        """
+        return {component: self._row(component) for component in COMPONENTS}
+
+    def _row(self, component: str) -> dict[str, JSON]:
+        from pytest_ep.timing import statistics
+
+        seconds = statistics.checked(self.seconds[component], component)
+        middle = statistics.median(seconds)
+        moved = self.traffic.bytes_of(component)
+        gbps = moved / middle / 1e9
+        return {
+            "clock": self.clock,
+            "samples": seconds.size,
+            "p50_us": middle * 1e6,
+            "p90_us": statistics.percentile(seconds, 90) * 1e6,
+            "p99_us": statistics.percentile(seconds, 99) * 1e6,
+            "noise": statistics.noise(seconds),
+            "spread_us": statistics.median(self.spread[component]) * 1e6,
+            "copies": self.traffic.copies,
+            "bytes": moved,
+            "metadata_bytes": self.traffic.metadata_bytes,
+            "gbps": gbps,
+            "link_share": gbps / self.link_gbps if self.link_gbps else None,
+            "error": self.error,
+            "bit_exact": self.bit_exact,
+            "reduction": self.reduction,
+            "max_tokens": self.max_tokens,
+            **self.extra,
+        }
+
+
+class Recorder:
+    """The three rows of one case.
+
+    ``benchmarks`` are three fixtures by component, all timed by ``CLOCK``; roundtrip's is the stock
+    ``benchmark``, which --benchmark-only and --benchmark-skip look for.
+    """
+
+    def __init__(self, benchmarks: Mapping[str, BenchmarkFixture], cell: Cell) -> None:
+        self._benchmarks = benchmarks
+        self._cell = cell
+
+    @property
+    def disabled(self) -> bool:
+        """Whether pytest-benchmark was told to measure nothing."""
+        return any(bench.disabled for bench in self._benchmarks.values())
+
+    def record(self, measurement: Measurement) -> None:
+        """Hand the samples to pytest-benchmark: all three rows, or none and a SampleError.
+
+        Where benchmarks are disabled nothing is kept. To be called once, after all ranks agreed.
+        """
+        from pytest_ep.timing.statistics import thin
+
+        rows = measurement.rows()
+        for component in COMPONENTS:
+            bench = self._benchmarks[component]
+            label(bench, self._cell, measurement.clock, component)
+            bench.extra_info.update(rows[component])
+            CLOCK.replay(bench, thin(measurement.seconds[component]).tolist())
+
+    def discard(self) -> None:
+        """Keep this case's rows out of every result file."""
+        for bench in self._benchmarks.values():
+            bench.has_error = True
+
+    def close(self) -> None:
+        """Finish: a case that recorded nothing is no misuse of its fixtures.
+
+        To be called from a fixture's teardown; after call, pytest-benchmark overwrites what is set here.
+        """
+        for bench in self._benchmarks.values():
+            bench.skipped = True
+
+
+def label(bench: BenchmarkFixture, cell: Cell, clock: str, component: str) -> None:
+    """Name a row for its cell and component, so that stock tools list, group and select it."""
+    bench.name = _tagged(bench.name, component)
+    bench.fullname = _tagged(bench.fullname, component)
+    bench.param = f"{bench.param}-{component}" if bench.param else component
+    # A new dict: this one belongs to the item and is shared by its three rows.
+    bench.params = {**(bench.params or {}), **parameters(cell), "component": component}
+    key = cell.key
+    bench.group = (
+        f"{key.backend} {key.sku} ep{key.ep_size:02d} {key.mode} {key.precision} {key.model}"
+        f" {cell.routing} {clock} {component}"
+    )
+
+
+def parameters(cell: Cell) -> dict[str, JSON]:
+    """Return a cell's coordinates as the scalars that rows and items carry."""
+    key = cell.key
+    return {
+        "backend": key.backend,
+        "sku": key.sku,
+        "ep_size": key.ep_size,
+        "mode": key.mode,
+        "precision": key.precision,
+        "model": key.model,
+        "routing": cell.routing,
+        "tokens": cell.tokens,
+    }
+
+
+def _tagged(name: str, component: str) -> str:
+    return f"{name[:-1]}-{component}]" if name.endswith("]") else f"{name}[{component}]"
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """What became of one case.
+
+    ``reason`` is one line: why it was skipped, only checked, or failed; empty where it was timed.
+    ``code`` is the skip code, or the names of the checks that found a wrong result; empty where the case
+    failed otherwise. ``rank``, ``token`` (global) and ``column`` locate a wrong result. ``rows`` are those of
+    ``Measurement``, of a timed case only.
+    """
+
+    nodeid: str
+    cell: Cell
+    outcome: Literal["timed", "checked", "failed", "skipped"]
+    reason: str = ""
+    code: str = ""
+    diagnosis: str = ""
+    rank: int | None = None
+    token: int | None = None
+    column: int | None = None
+    error: float | None = None
+    bit_exact: float | None = None
+    rows: Rows = field(default_factory=dict)
+
+    @classmethod
+    def timed(cls, nodeid: str, cell: Cell, measurement: Measurement) -> CaseResult:
+        """Return the result of a case that passed and was timed."""
+        return cls(
+            nodeid,
+            cell,
+            "timed",
+            error=measurement.error,
+            bit_exact=measurement.bit_exact,
+            rows=measurement.rows(),
+        )
+
+
+class Ledger:
+    """Every case of a session, in the order in which they ended."""
+
+    def __init__(self) -> None:
+        self._results: dict[str, CaseResult] = {}
+
+    def __iter__(self) -> Iterator[CaseResult]:
+        return iter(self._results.values())
+
+    def of(self, nodeid: str) -> CaseResult | None:
+        """Return a case's result so far."""
+        return self._results.get(nodeid)
+
+    def add(self, result: CaseResult) -> None:
+        """Note a result. A later phase may turn a case into a failed one, but no failed case into another."""
+        noted = self._results.get(result.nodeid)
+        if noted is None or noted.outcome != "failed":
+            self._results[result.nodeid] = result
+
+    def section(self) -> dict[str, JSON]:
+        """Return the ``pytest_ep`` section of a result file: every case that left no timing row, and why."""
+        return {
+            "schema": SCHEMA,
+            "failed": [
+                {"case": result.nodeid, "reason": result.reason, "diagnosis": result.diagnosis}
+                for result in self
+                if result.outcome == "failed"
+            ],
+            "skipped": [
+                {"case": result.nodeid, "code": result.code, "reason": result.reason}
+                for result in self
+                if result.outcome == "skipped"
+            ],
+            "checked": [
+                {"case": result.nodeid, "reason": result.reason}
+                for result in self
+                if result.outcome == "checked"
+            ],
+        }

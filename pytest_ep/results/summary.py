@@ -1,0 +1,173 @@
+"""The table that a person reads at the end of a run: fixed-width plain text."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from typing import Any
+
+from pytest_ep.results.record import COMPONENTS
+from pytest_ep.results.record import CaseResult
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_ep.matrix.cells import Cell
+
+WIDTH = 110
+
+# (title, unit, width); each width leaves a blank before the widest number.
+_COLUMNS = (
+    ("T", "", 6),
+    ("dispatch", "us", 10),
+    ("p99", "us", 9),
+    ("combine", "us", 10),
+    ("p99", "us", 9),
+    ("roundtrip", "us", 11),
+    ("p99", "us", 9),
+    ("noise", "%", 8),
+    ("GB/s", "", 8),
+    ("%link", "", 7),
+    ("error", "", 9),
+    ("exact", "%", 8),
+)
+_WIDTHS = tuple(width for _, _, width in _COLUMNS)
+
+_CLOCKS = {
+    "host": "the host's monotonic clock",
+    "event": "CUDA events",
+    "graph": "CUDA events within a graph",
+}
+
+
+def summary(results: Iterable[CaseResult]) -> list[str]:
+    """Return the lines: one block per key and routing, then the skips, then what the numbers are."""
+    run, skips = [], Counter[tuple[str, str]]()
+    for result in results:
+        if result.outcome == "skipped":
+            skips[result.code, result.reason] += 1
+        else:
+            run.append(result)
+    blocks: dict[tuple[str, str, str], list[CaseResult]] = {}
+    for result in run:
+        key = result.cell.key
+        blocks.setdefault((key.backend, str(key), result.cell.routing), []).append(result)
+    lines: list[str] = []
+    for block in blocks.values():
+        lines += [*_block(block), ""]
+    for (code, reason), count in skips.most_common():
+        lines += _wrapped(f"skipped {count}: ", f"{code}: {reason}" if code else reason)
+    lines += _legend([result for result in run if result.outcome == "timed"])
+    return lines
+
+
+def write_summary(terminal: pytest.TerminalReporter, results: Iterable[CaseResult]) -> None:
+    """Write the summary, where there is anything to say."""
+    lines = summary(results)
+    if lines:
+        terminal.section("expert parallelism")
+        for line in lines:
+            terminal.write_line(line)
+
+
+def case_line(result: CaseResult) -> str:
+    """Return what ``-v`` adds to a case's line: three medians and the error; empty where there are none."""
+    if not result.rows:
+        return ""
+    medians = " ".join(f"{result.rows[component]['p50_us']:.1f}" for component in COMPONENTS)
+    return f"{medians} us err {result.error:.1e}"
+
+
+def _block(results: list[CaseResult]) -> Iterator[str]:
+    yield f" {_title(results[0].cell)} ".center(WIDTH, "-")
+    yield _row(title for title, _, _ in _COLUMNS)
+    yield _row(f"({unit})" if unit else "" for _, unit, _ in _COLUMNS).rstrip()
+    for result in sorted(results, key=lambda result: result.cell.tokens):
+        tokens = str(result.cell.tokens or "any").rjust(_WIDTHS[0])
+        if result.outcome == "timed":
+            yield tokens + _numbers(result)
+        elif result.outcome == "checked":
+            yield from _wrapped(f"{tokens}  checked, not timed: ", result.reason)
+        elif result.code:
+            yield from _wrapped(f"{tokens}  WRONG  ", f"{_place(result)}{result.code}: {result.reason}")
+        else:
+            yield from _wrapped(f"{tokens}  FAILED  ", f"{_place(result)}{result.reason}")
+
+
+def _title(cell: Cell) -> str:
+    key, shape = cell.key, cell.shape
+    model = f"{key.model}: hidden {shape.hidden}, {shape.experts} experts, top-{shape.top_k}"
+    return f"{key.backend}  {key.sku} EP{key.ep_size}  {key.mode} {key.precision}  {model}  {cell.routing}"
+
+
+def _place(result: CaseResult) -> str:
+    named = (("rank", result.rank), ("token", result.token), ("column", result.column))
+    place = " ".join(f"{name} {index}" for name, index in named if index is not None)
+    return f"{place}: " if place else ""
+
+
+def _numbers(result: CaseResult) -> str:
+    cells: list[str] = []
+    for component in COMPONENTS:
+        row: Any = result.rows[component]
+        cells += [_fit(row["p50_us"], _WIDTHS[len(cells) + 1])]
+        cells += [_fit(row["p99_us"], _WIDTHS[len(cells) + 1])]
+    share = row["link_share"]
+    cells += [
+        _fit(row["noise"], _WIDTHS[7]),
+        _fit(row["gbps"], _WIDTHS[8]),
+        _fit(None if share is None else 100 * share, _WIDTHS[9]),
+        "-" if result.error is None else f"{result.error:.1e}",
+        _exact(result.bit_exact),
+    ]
+    return _row(cells, _WIDTHS[1:])
+
+
+def _row(cells: Iterable[str], widths: tuple[int, ...] = _WIDTHS) -> str:
+    return "".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+
+
+def _fit(number: float | None, width: int) -> str:
+    """Write a number in less than ``width``: two decimals below 1, else one, or none, or an exponent."""
+    if number is None:
+        return "-"
+    for text in (f"{number:.{2 if 0 < number < 1 else 1}f}", f"{number:.0f}"):
+        if len(text) < width:
+            return text
+    return f"{number:.1e}"
+
+
+def _exact(share: float | None) -> str:
+    """Write a share in percent, rounded down: 100 means every element."""
+    if share is None:
+        return "-"
+    return "100" if share == 1 else f"{math.floor(share * 1e4) / 1e2:.2f}"
+
+
+def _wrapped(first: str, text: str) -> list[str]:
+    indent = " " * (_WIDTHS[0] + 2)
+    return textwrap.wrap(first + text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _legend(timed: list[CaseResult]) -> list[str]:
+    if not timed:
+        return []
+    rows: list[Any] = [row for result in timed for row in result.rows.values()]
+    ranks = _span(result.cell.key.ep_size for result in timed)
+    clocks = " and ".join(_CLOCKS.get(clock, clock) for clock in sorted({row["clock"] for row in rows}))
+    text = (
+        f"medians of per-iteration maxima over {ranks} rank{'s' * (ranks != '1')},"
+        f" {_span(row['samples'] for row in rows)} samples, timed by {clocks};"
+        " GB/s = bytes leaving the most loaded rank for others / median time;"
+        " noise, GB/s and %link are roundtrip's"
+    )
+    return textwrap.wrap(text, WIDTH)
+
+
+def _span(numbers: Iterable[int]) -> str:
+    found = sorted(set(numbers))
+    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"

@@ -1,0 +1,134 @@
+"""What every case of one pytest run shares."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_ep.matrix import machine as machine_room
+from pytest_ep.matrix import platforms as platforms_room
+from pytest_ep.matrix.cells import Cell
+from pytest_ep.matrix.machine import Machine
+from pytest_ep.matrix.plan import Planned
+from pytest_ep.matrix.platforms import Platforms
+from pytest_ep.options import Options
+from pytest_ep.options import parse_options
+from pytest_ep.options import platforms_file
+from pytest_ep.ranks.ballot import Ballot
+from pytest_ep.ranks.fate import Fate
+from pytest_ep.ranks.identity import Identity
+from pytest_ep.ranks.output import HeldOutput
+from pytest_ep.ranks.pulse import Pulse
+from pytest_ep.results.record import Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch.distributed import Store
+
+    from pytest_ep.ranks.group import Ranks
+
+PLANNED: pytest.StashKey[Planned] = pytest.StashKey()
+"""On an item: the cell that it tests. Items without it are not ours."""
+
+COLLECTIVE_TIMEOUT_FACTOR = 4
+"""A collective may wait this many rank timeouts before its own library gives up: the watchdog is first."""
+
+
+class Run:
+    """The state of a run, built up as it is needed: nothing here costs a session without EP cases."""
+
+    def __init__(self, config: pytest.Config, identity: Identity) -> None:
+        self.config = config
+        self.identity = identity
+        self.held: HeldOutput | None = None
+        self.active = False
+        self.usage_error: pytest.UsageError | None = None
+        self.ledger = Ledger()
+        self.pulse = Pulse()
+        self.versions: dict[str, Mapping[str, str]] = {}
+        self.planned: dict[tuple[str, str], Planned] = {}
+        self.reporter = identity.rank == 0
+        self.executed = 0
+        self.session: pytest.Session | None = None
+        self._store: Store | None = None
+        self._ranks: Ranks | None = None
+
+    @cached_property
+    def platforms(self) -> Platforms:
+        """The platforms, with the user's file."""
+        return platforms_room.load(platforms_file(self.config))
+
+    @cached_property
+    def machine(self) -> Machine:
+        """This node."""
+        return machine_room.detect(self.platforms)
+
+    @cached_property
+    def options(self) -> Options:
+        """The ``--ep-*`` values. Raises pytest.UsageError."""
+        return parse_options(self.config, self.platforms, lambda: self.machine, self.identity.size)
+
+    @cached_property
+    def fate(self) -> Fate:
+        """The agreement of the ranks; connects to the others at first use."""
+        if self.identity.size > 1:
+            from pytest_ep.ranks.group import connect
+
+            self._store = connect(self.identity)
+        return Fate(Ballot(self.identity, self._store, self.pulse))
+
+    @property
+    def fate_store(self) -> Store | None:
+        """A second client of the rendezvous store, for the watchdog's thread."""
+        if self.fate.ballot.size == 1:
+            return None
+        from pytest_ep.ranks.group import connect
+
+        return connect(self.identity, first=False)
+
+    @property
+    def ranks(self) -> Ranks:
+        """The process groups, built on all ranks together at first use and again after a fault."""
+        from pytest_ep.ranks.group import Ranks
+
+        if self._ranks is None:
+            timeout = COLLECTIVE_TIMEOUT_FACTOR * self.options.rank_timeout
+            self._ranks = Ranks(
+                self.identity, self._store, self.fate.ballot, self.machine.devices, timeout
+            )
+            self.fate.abandon = self._ranks.abandon
+        return self._ranks
+
+    def mend(self) -> None:
+        """Build the groups anew where a fault broke them. On all ranks together."""
+        if self.fate.broken_by and self._ranks is not None:
+            self._ranks.rebuild()
+        self.fate.broken_by = ""
+
+    def link_gbps(self, cell: Cell) -> float | None:
+        """Peak of the scale-up link per direction, GB/s."""
+        return self.platforms.sku(cell.key.sku, self.machine.devices).gbps
+
+    @property
+    def trace_cache(self) -> Path | None:
+        """Where routing traces are kept between runs: pytest's own cache folder, where it has one."""
+        cache = getattr(self.config, "cache", None)
+        return None if cache is None else Path(cache.mkdir("pytest_ep"))
+
+    def close(self) -> None:
+        """Leave the others. On all ranks together."""
+        if self._ranks is not None:
+            self._ranks.close()
+
+
+RUN: pytest.StashKey[Run] = pytest.StashKey()
+
+
+def is_xdist_worker(config: pytest.Config) -> bool:
+    """Whether this process was started by pytest-xdist."""
+    return hasattr(config, "workerinput") or "PYTEST_XDIST_WORKER" in os.environ

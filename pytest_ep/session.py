@@ -1,0 +1,240 @@
+"""A session of EP cases: from the moment it is known to be one until its files are written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ep.ranks.ending import early_report
+from pytest_ep.ranks.launch import EXIT_FILE
+from pytest_ep.ranks.watchdog import Ending
+from pytest_ep.ranks.watchdog import Limits
+from pytest_ep.ranks.watchdog import Watchdog
+from pytest_ep.reports import Reports
+from pytest_ep.results import environment
+from pytest_ep.results.record import CaseResult
+from pytest_ep.results.summary import write_summary
+from pytest_ep.run import PLANNED
+from pytest_ep.run import Run
+
+
+def begin(run: Run) -> None:
+    """Take over the session: other ranks fall silent, reports are agreed, ranks are watched."""
+    config = run.config
+    if run.held is not None:
+        run.held.drop()
+    if run.usage_error is not None:
+        _refuse(run, run.usage_error)
+    _refuse_reruns(config)
+    reports = Reports(run)
+    config.pluginmanager.register(reports, "ep-reports")
+    if config.option.collectonly and run.identity.size == 1:
+        return
+    make_folder(config)
+    session = EPSession(run, reports)
+    config.pluginmanager.register(session, "ep-session")
+    session.watchdog.start()
+
+
+def _refuse(run: Run, error: pytest.UsageError) -> None:
+    if run.reporter:
+        raise error
+    pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
+
+
+def _refuse_reruns(config: pytest.Config) -> None:
+    if config.getoption("reruns", None):
+        raise pytest.UsageError(
+            "--reruns with EP cases: a pass after a failure would hide the failure; drop it (-p no:rerunfailures)"
+        )
+
+
+def make_folder(config: pytest.Config) -> None:
+    """Make the folder of the result file now: at the end it would be too late."""
+    path = config.getoption("benchmark_json", None)
+    if path:
+        Path(getattr(path, "name", path)).parent.mkdir(parents=True, exist_ok=True)
+
+
+class EPSession:
+    """Registered for a session that runs EP cases."""
+
+    def __init__(self, run: Run, reports: Reports) -> None:
+        self._run = run
+        self._reports = reports
+        limits = Limits(rank=run.options.rank_timeout, case=run.options.case_timeout)
+        self.watchdog = Watchdog(
+            run.identity, run.fate_store, run.fate.ballot, limits, self._end_early, self._printed
+        )
+
+    def pytest_report_collectionfinish(self) -> list[str]:
+        """Say what runs here."""
+        run = self._run
+        ranks = run.identity.size
+        more = "" if ranks > 1 else "; more with --ep-nproc N, or under torchrun"
+        where = run.machine.product or run.machine.sku
+        return [f"ep: {ranks} rank{'s' * (ranks != 1)} on {where} (sku {run.machine.sku}){more}"]
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self) -> object:
+        """Leave together: whoever leaves early tells the others where they would wait for it."""
+        run = self._run
+        try:
+            result = yield
+            run.fate.ballot.gather("end of session", None)
+        except BaseException as error:
+            if not isinstance(error, pytest.Session.Interrupted | pytest.Session.Failed):
+                self._leave(error)
+            raise
+        finally:
+            self.watchdog.stop()
+            run.close()
+            if not run.reporter:
+                silence(run.config)
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> object:
+        """Decide the exit code and write what pytest-benchmark does not."""
+        run = self._run
+        if not run.config.option.collectonly and session.exitstatus in (
+            pytest.ExitCode.OK,
+            pytest.ExitCode.NO_TESTS_COLLECTED,
+        ):
+            session.exitstatus = self._judge()
+        result = yield
+        if run.reporter:
+            write_without_rows(run)
+            if path := os.environ.get(EXIT_FILE):
+                Path(path).write_text(str(int(session.exitstatus)))
+        return result
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print a table for each key, then why an all-green run may still not be a pass."""
+        write_summary(terminalreporter, self._run.ledger)
+        for line in self._complaints():
+            terminalreporter.write_line(f"ep: {line}", red=True)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_benchmark_update_machine_info(self, machine_info: MutableMapping[str, Any]) -> None:
+        """Add the hardware, drop what changes from second to second."""
+        run = self._run
+        sku = run.platforms.sku(run.machine.sku, run.machine.devices)
+        hosts, left = divmod(run.identity.size, run.identity.local_size)
+        environment.drop_jitter(machine_info)
+        machine_info["pytest_ep"] = environment.hardware(
+            run.machine, sku.link, sku.gbps, [run.identity.local_size] * hosts + [left] * bool(left)
+        )
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_benchmark_update_commit_info(self, commit_info: MutableMapping[str, Any]) -> None:
+        """Add the software."""
+        commit_info["pytest_ep"] = environment.software(self._run.versions)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_benchmark_update_json(self, output_json: MutableMapping[str, Any]) -> None:
+        """Add every case that left no row, and why."""
+        output_json["pytest_ep"] = self._run.ledger.section()
+
+    @pytest.hookimpl(optionalhook=True, wrapper=True)
+    def pytest_benchmark_group_stats(self, config: pytest.Config) -> Any:
+        """Keep our rows out of pytest-benchmark's own tables, unless it was asked to compare."""
+        groups = yield
+        if config.getoption("benchmark_compare", None):
+            return groups
+        return [
+            (name, rows) for name, rows in groups if not all("component" in (row["params"] or {}) for row in rows)
+        ]
+
+    def _judge(self) -> pytest.ExitCode:
+        if self._run.executed == 0 and not self._run.options.allow_skips:
+            return pytest.ExitCode.NO_TESTS_COLLECTED
+        return pytest.ExitCode.TESTS_FAILED if self._missing() else pytest.ExitCode.OK
+
+    def _missing(self) -> list[str]:
+        passed = {
+            result.cell.key.backend
+            for result in self._run.ledger
+            if result.outcome in ("timed", "checked")
+        }
+        return [name for name in self._run.options.require if name not in passed]
+
+    def _complaints(self) -> list[str]:
+        lines = [f"--ep-require {name}: no case of {name} passed" for name in self._missing()]
+        if self._run.executed == 0 and not self._run.options.allow_skips:
+            lines.append("no case was executed: exit code 5 (--ep-allow-skips to accept that)")
+        return lines
+
+    def _leave(self, error: BaseException) -> None:
+        run = self._run
+        if not isinstance(error, pytest.exit.Exception):
+            run.fate.leave("session")
+        try:
+            run.fate.ballot.gather(f"leaving the session: {error or type(error).__name__}", None)
+        except pytest.exit.Exception:
+            pass  # the others hear it the same way
+
+    def _printed(self) -> str:
+        capture = self._run.config.pluginmanager.getplugin("capturemanager")
+        if capture is None or not capture.is_globally_capturing():
+            return ""
+        out, err = capture.read_global_capture()
+        return "\n".join((out + err).splitlines()[-10:])
+
+    def _end_early(self, ending: Ending) -> None:
+        """Write report, JUnit and results from what this rank knows. In the watchdog's thread."""
+        run, session, item = self._run, self._run.session, self._reports.current
+        assert session is not None
+        run.reporter = True
+        if run.held is not None:
+            run.held.release()
+        config = run.config
+        if capture := config.pluginmanager.getplugin("capturemanager"):
+            capture.suspend_global_capture(in_=True)
+        text = early_report(ending)
+        if item is not None:
+            report = pytest.TestReport(
+                item.nodeid, item.location, dict.fromkeys(item.keywords, 1), "failed", text, "call"
+            )
+            if planned := item.stash.get(PLANNED, None):
+                reason = text.splitlines()[0]
+                run.ledger.add(CaseResult(item.nodeid, planned.cell, "failed", reason, diagnosis=text))
+            config.hook.pytest_runtest_logreport(report=report)
+        else:
+            config.pluginmanager.getplugin("terminalreporter").write_line(text, red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        config.hook.pytest_sessionfinish(session=session, exitstatus=session.exitstatus)
+
+
+def silence(config: pytest.Config) -> None:
+    """Unregister what would write a second result file, JUnit file or cache from a rank other than the reporter."""
+    manager = config.pluginmanager
+    for plugin in list(manager.get_plugins()):
+        if type(plugin).__name__ == "LogXML":
+            manager.unregister(plugin)
+    for name in ("benchmark", "lfplugin", "nfplugin", "stepwiseplugin"):
+        if manager.has_plugin(name):
+            manager.unregister(name=name)
+
+
+def write_without_rows(run: Run) -> None:
+    """Write the result file where no case was timed: pytest-benchmark would write none, and lose the failures."""
+    config = run.config
+    path = config.getoption("benchmark_json", None)
+    if not path or any(result.outcome == "timed" for result in run.ledger):
+        return
+    hook = config.hook
+    machine_info = hook.pytest_benchmark_generate_machine_info(config=config)
+    hook.pytest_benchmark_update_machine_info(config=config, machine_info=machine_info)
+    commit_info = hook.pytest_benchmark_generate_commit_info(config=config)
+    hook.pytest_benchmark_update_commit_info(config=config, commit_info=commit_info)
+    output = hook.pytest_benchmark_generate_json(
+        config=config, benchmarks=[], include_data=True, machine_info=machine_info, commit_info=commit_info
+    )
+    hook.pytest_benchmark_update_json(config=config, benchmarks=[], output_json=output)
+    Path(getattr(path, "name", path)).write_text(json.dumps(output, indent=4))

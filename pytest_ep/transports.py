@@ -1,0 +1,155 @@
+"""One live transport at a time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from pytest_ep.backends.base import BackendUnavailable
+from pytest_ep.backends.base import EPBackend
+from pytest_ep.backends.base import ModeFacts
+from pytest_ep.matrix.cells import Cell
+from pytest_ep.matrix.cells import Key
+from pytest_ep.oracle import reduction as models
+from pytest_ep.oracle.reduction import Reduction
+from pytest_ep.ranks.fate import AgreedFailure
+from pytest_ep.ranks.fate import AgreedSkip
+from pytest_ep.ranks.fate import Failure
+from pytest_ep.ranks.fate import Unavailable
+from pytest_ep.run import PLANNED
+from pytest_ep.run import Run
+from pytest_ep.workload import routing
+from pytest_ep.workload.routing import Trace
+
+SEED = 67
+"""Part of the workload's identity: published copy counts hold for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A constructed transport, how it adds, and the routing of its largest case."""
+
+    key: Key
+    backend: EPBackend
+    reduction: Reduction
+    facts: ModeFacts
+    max_tokens: int
+    longest: Trace
+
+    def trace(self, tokens: int) -> Trace:
+        """Return the routing of the first ``tokens`` tokens of the group."""
+        return Trace(self.longest.expert_ids[:tokens], self.longest.weights[:tokens])
+
+
+class Transports:
+    """Holds the transport of the current key, and closes it on all ranks when the key changes."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._live: Live | None = None
+        self._refused: dict[Key, AgreedSkip] = {}
+        self._failed: dict[Key, str] = {}
+
+    def of(self, cell: Cell, backend: type[EPBackend], items: Iterable[pytest.Item]) -> Live:
+        """Return the live transport of a cell's key, sized for the largest selected T of that key.
+
+        Raises AgreedSkip where the transport refuses this machine, AgreedFailure where construction fails;
+        either holds for the rest of the key.
+        """
+        key = cell.key
+        self._recover()
+        if self._live is not None and self._live.key != key:
+            self.close()
+        if key in self._refused:
+            raise AgreedSkip(self._refused[key].code, self._refused[key].reason)
+        if key in self._failed:
+            raise AgreedFailure(Failure(f"not run: no transport since {self._failed[key]}"))
+        if self._live is None:
+            self._live = self._construct(cell, backend, largest(key, items))
+        return self._live
+
+    def close(self) -> None:
+        """Close the live transport on all ranks together."""
+        live, self._live = self._live, None
+        if live is not None:
+            self._run.fate.together("closing the transport", live.backend.close)
+
+    def _recover(self) -> None:
+        """After a fault left ranks in different places: new groups, and a new transport when it is asked for."""
+        if not self._run.fate.broken_by:
+            return
+        live, self._live = self._live, None
+        if live is not None:
+            with contextlib.suppress(Exception):  # it may wait for nobody: its groups are gone
+                live.backend.close()
+        self._run.fate.together("rebuilding the process groups", self._run.mend)
+
+    def _construct(self, cell: Cell, backend: type[EPBackend], max_tokens: int) -> Live:
+        run, key = self._run, cell.key
+        made: list[EPBackend] = []
+
+        def construct() -> None:
+            try:
+                made.append(backend(run.ranks, cell.shape, key.mode, key.precision, max_tokens))
+                run.ranks.synchronize()
+            except BackendUnavailable as refusal:
+                raise Unavailable(refusal.code, refusal.reason) from None
+
+        run.fate.together("process groups", lambda: run.ranks.barrier())
+        longest = self._routing(cell, max_tokens)
+        try:
+            run.fate.together("construction", construct)
+        except (AgreedSkip, AgreedFailure) as ended:
+            for one in made:
+                with contextlib.suppress(Exception):
+                    one.close()
+            if isinstance(ended, AgreedSkip):
+                self._refused[key] = ended
+            else:
+                self._failed[key] = run.pulse.case
+            raise
+        live = made[0]
+        run.versions[key.backend] = live.versions
+        domain = run.platforms.sku(key.sku, run.machine.devices).scale_up_domain
+        return Live(
+            key, live, models.named(live.reduction, domain), backend.modes[key.mode], max_tokens, longest
+        )
+
+    def _routing(self, cell: Cell, max_tokens: int) -> Trace:
+        run = self._run
+        tokens, cache = max_tokens * run.identity.size, run.trace_cache
+        traces: list[Trace] = []
+
+        def load() -> str:
+            trace = routing.load_trace(cell.shape, SEED, tokens, cache, write=run.identity.rank == 0)
+            traces.append(trace)
+            return trace.digest
+
+        # Rank 0 writes what is missing before the others read.
+        run.fate.together("routing", lambda: load() if run.identity.rank == 0 else None)
+        digests = run.fate.together(
+            "routing digest", lambda: traces[0].digest if run.identity.rank == 0 else load()
+        )
+        stop_on_different_routing(digests)
+        return traces[0]
+
+
+def largest(key: Key, items: Iterable[pytest.Item]) -> int:
+    """Return the most tokens per rank of the selected cases of a key that run."""
+    planned = [item.stash[PLANNED] for item in items if PLANNED in item.stash]
+    return max(one.cell.tokens for one in planned if one.cell.key == key and one.skip is None)
+
+
+def stop_on_different_routing(digests: Sequence[str]) -> None:
+    """End the session on every rank where two ranks built different routing."""
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            pytest.exit(
+                f"rank {rank} built other routing than rank 0 ({digest[:12]} against {digests[0][:12]}): "
+                "give every rank the same packages, or clear pytest's cache with --cache-clear",
+                returncode=pytest.ExitCode.TESTS_FAILED,
+            )

@@ -1,0 +1,224 @@
+"""The options: what they mean, and the one line that each error is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_ep.matrix.machine import Machine
+from pytest_ep.matrix.platforms import load
+from pytest_ep.matrix.shapes import SHAPES
+from pytest_ep.options import Options
+from pytest_ep.options import parse_options
+from pytest_ep.options import platforms_file
+
+pytest_plugins = ["pytester"]
+
+PLATFORMS = load(None)
+CPU = Machine("cpu", 0, "cpu")
+H200 = Machine("h200", 8, "NVIDIA H200")
+A100 = Machine("a100_sxm4_80gb", 1, "NVIDIA A100-SXM4-80GB")
+
+PLUGIN = """
+from pytest_ep.options import add_options
+
+def pytest_addoption(parser):
+    add_options(parser)
+"""
+
+
+@pytest.fixture
+def run_pytest(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pytest.RunResult]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    pytester.makepyfile(only_options=PLUGIN)
+
+    def run(*args: str) -> pytest.RunResult:
+        return pytester.runpytest_subprocess("-p", "no:ep", "-p", "only_options", *args)
+
+    return run
+
+
+@pytest.fixture
+def configure(pytester: pytest.Pytester) -> Callable[..., pytest.Config]:
+    pytester.makepyfile(only_options=PLUGIN)
+    pytester.syspathinsert()
+
+    def configured(*args: str) -> pytest.Config:
+        return pytester.parseconfig("-p", "no:ep", "-p", "only_options", *args)
+
+    return configured
+
+
+@pytest.fixture
+def parse(configure: Callable[..., pytest.Config]) -> Callable[..., Options]:
+    def parsed(*args: str, machine: Machine = CPU, ranks: int = 1) -> Options:
+        return parse_options(configure(*args), PLATFORMS, lambda: machine, ranks)
+
+    return parsed
+
+
+def test_without_options_everything_of_the_machine_is_selected(parse: Callable[..., Options]) -> None:
+    options = parse()
+    assert options.selection.sku == ""
+    assert options.selection.ep_sizes is None
+    assert options.selection.tokens is None
+    assert options.selection.modes is None
+    assert options.selection.precisions is None
+    assert options.selection.shapes == (SHAPES["deepseek_v3"],)
+    assert (options.nproc, options.exact, options.rank_timeout) == (None, False, 60.0)
+    assert (options.allow_skips, options.require, options.iterations) == (False, (), None)
+    assert options.clock == "auto"
+
+
+def test_the_machine_is_not_looked_at_unless_a_value_needs_it(
+    configure: Callable[..., pytest.Config],
+) -> None:
+    def machine() -> Machine:
+        raise AssertionError("looked at")
+
+    assert parse_options(configure("--ep-sku", "h200"), PLATFORMS, machine, 1).selection.sku == "h200"
+    assert parse_options(configure("--ep-sku", "all"), PLATFORMS, machine, 1).selection.sku == "all"
+    with pytest.raises(AssertionError, match="looked at"):
+        parse_options(configure("--ep-size", "2"), PLATFORMS, machine, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("1,64", (1, 64)),
+        ("64, 1", (1, 64)),
+        ("1..8192", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)),
+        ("3..9", (4, 8)),
+        ("8..8", (8,)),
+        ("7,100..200,65536", (7, 128, 65536)),
+    ],
+)
+def test_tokens_are_lists_and_ranges(
+    parse: Callable[..., Options], text: str, tokens: tuple[int, ...]
+) -> None:
+    assert parse("--ep-tokens", text).selection.tokens == tokens
+
+
+def test_sizes_modes_precisions_models_and_shapes_select(parse: Callable[..., Options]) -> None:
+    options = parse(
+        "--ep-size=3,1..8",
+        "--ep-mode=low_latency",
+        "--ep-precision=fp8,bf16",
+        "--ep-model=kimi_k2,deepseek_v3",
+        "--ep-shape=hidden=4096,experts=128,top_k=8",
+    )
+    assert options.selection.ep_sizes == (1, 2, 3, 4, 8)
+    assert options.selection.modes == ("low_latency",)
+    assert options.selection.precisions == ("fp8", "bf16")
+    names = [shape.name for shape in options.selection.shapes]
+    assert names == ["kimi_k2", "deepseek_v3", "h4096e128k8"]
+
+
+def test_all_models_and_a_shape_alone(parse: Callable[..., Options]) -> None:
+    assert parse("--ep-model=all").selection.shapes == tuple(SHAPES.values())
+    (shape,) = parse("--ep-shape=hidden=64,experts=4,top_k=2").selection.shapes
+    assert (shape.name, shape.hidden, shape.experts, shape.top_k) == ("h64e4k2", 64, 4, 2)
+
+
+def test_the_options_of_a_run(parse: Callable[..., Options]) -> None:
+    options = parse(
+        "--ep-nproc=4",
+        "--ep-exact",
+        "--ep-rank-timeout=2.5",
+        "--ep-allow-skips",
+        "--ep-require=torch_a2a,flashinfer_ep",
+        "--ep-iterations=7",
+        "--ep-clock=host",
+    )
+    assert (options.nproc, options.exact, options.rank_timeout, options.allow_skips) == (4, True, 2.5, True)
+    assert options.require == ("torch_a2a", "flashinfer_ep")
+    assert (options.iterations, options.clock) == (7, "host")
+
+
+def test_the_platforms_file_is_a_path(configure: Callable[..., pytest.Config]) -> None:
+    assert platforms_file(configure()) is None
+    assert str(platforms_file(configure("--ep-platforms", "mine.toml"))) == "mine.toml"
+
+
+def test_the_machines_own_sku_may_be_named_where_it_is_not_listed(parse: Callable[..., Options]) -> None:
+    assert parse("--ep-sku", "a100_sxm4_80gb", machine=A100).selection.sku == "a100_sxm4_80gb"
+    with pytest.raises(pytest.UsageError) as raised:
+        parse("--ep-sku", "h300", machine=A100)
+    text = str(raised.value)
+    assert text.startswith("--ep-sku: no 'h300', known: h100, h200, b200,")
+    assert text.endswith("cpu, a100_sxm4_80gb, all")
+
+
+def test_an_ep_size_that_no_selected_sku_has_is_an_error(parse: Callable[..., Options]) -> None:
+    with pytest.raises(pytest.UsageError) as raised:
+        parse("--ep-size", "8,32", machine=H200, ranks=8)
+    assert str(raised.value) == "--ep-size: no 32 on h200, known: 1, 2, 4, 8, 16"
+    assert parse("--ep-size", "6", machine=H200, ranks=6).selection.ep_sizes == (6,)
+    assert parse("--ep-size", "32", "--ep-sku", "gb300", machine=H200).selection.ep_sizes == (32,)
+    assert parse("--ep-size", "3").selection.ep_sizes == (3,)
+    assert parse("--ep-size", "3", machine=A100).selection.ep_sizes == (3,)
+
+
+WRONG = [
+    ("--ep-size", "0", "'0' is not a whole number from 1 to 1024"),
+    ("--ep-size", "x", "'x' is not a whole number from 1 to 1024"),
+    ("--ep-size", "2,2", "2 is given twice"),
+    ("--ep-tokens", "0", "'0' is not a whole number from 1 to 65536"),
+    ("--ep-tokens", "-1", "'-1' is not a whole number from 1 to 65536"),
+    ("--ep-tokens", "65537", "'65537' is not a whole number from 1 to 65536"),
+    ("--ep-tokens", "", "'' is not a whole number from 1 to 65536"),
+    ("--ep-tokens", "1,", "'' is not a whole number from 1 to 65536"),
+    ("--ep-tokens", "4..1", "no power of two in 4..1"),
+    ("--ep-tokens", "5..7", "no power of two in 5..7"),
+    ("--ep-tokens", "1..", "'' is not a whole number from 1 to 65536"),
+    ("--ep-tokens", "2,1..4", "2 is given twice"),
+    ("--ep-mode", "fast", "no 'fast', known: normal, low_latency"),
+    ("--ep-mode", "normal,normal", "normal is given twice"),
+    ("--ep-precision", "fp4", "no 'fp4', known: bf16, fp8"),
+    ("--ep-model", "gpt5", "no 'gpt5', known: deepseek_v3, deepseek_v4_pro, kimi_k2, qwen3_235b"),
+    ("--ep-shape", "hidden=4096", "experts and top_k missing"),
+    ("--ep-nproc", "0", "'0' is not a whole number from 1 to 1024"),
+    ("--ep-nproc", "two", "'two' is not a whole number from 1 to 1024"),
+    ("--ep-rank-timeout", "0", "'0' is not a positive number of seconds"),
+    ("--ep-rank-timeout", "nan", "'nan' is not a positive number of seconds"),
+    ("--ep-rank-timeout", "soon", "'soon' is not a positive number of seconds"),
+    ("--ep-require", "flashinfer-ep", "'flashinfer-ep' is no backend's name"),
+    ("--ep-require", "", "'' is no backend's name"),
+    ("--ep-iterations", "0", "'0' is not a whole number from 1 to 1000000"),
+    ("--ep-clock", "sundial", "no 'sundial', known: auto, host, event"),
+]
+
+
+@pytest.mark.parametrize(("option", "value", "message"), WRONG)
+def test_a_wrong_value_is_one_line(
+    configure: Callable[..., pytest.Config], option: str, value: str, message: str
+) -> None:
+    with pytest.raises(pytest.UsageError) as raised:
+        configure(f"{option}={value}")
+    assert str(raised.value).startswith(f"{option} {value}: {message}")
+    assert "\n" not in str(raised.value)
+
+
+def test_pytest_prints_the_line_and_exits_with_4(run_pytest: Callable[..., pytest.RunResult]) -> None:
+    result = run_pytest("--ep-tokens=0")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    errors = [line for line in result.errlines if line]
+    assert errors == ["ERROR: --ep-tokens 0: '0' is not a whole number from 1 to 65536"]
+
+
+def test_help_shows_every_option_in_one_group(run_pytest: Callable[..., pytest.RunResult]) -> None:
+    result = run_pytest("--help")
+    assert result.ret == 0
+    text = result.stdout.str()
+    assert "expert-parallel cases:" in text
+    for option, *_ in WRONG:
+        assert f"  {option}=" in text
+
+
+def test_values_are_plain_so_that_xdist_can_send_them(configure: Callable[..., pytest.Config]) -> None:
+    config = configure("--ep-shape=hidden=64,experts=4,top_k=2", "--ep-platforms=x", "--ep-size=1..4")
+    values = [value for name, value in vars(config.option).items() if name.startswith("ep_")]
+    assert len(values) == 15
+    assert all(isinstance(value, (str, int, float, bool, tuple, type(None))) for value in values)

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pytest_ep.matrix.cells import Cell
+from pytest_ep.matrix.cells import Key
+from pytest_ep.matrix.shapes import Shape
+from pytest_ep.results.record import CaseResult
+from pytest_ep.results.record import Measurement
+from pytest_ep.results.summary import case_line
+from pytest_ep.results.summary import summary
+from pytest_ep.timing.traffic import Traffic
+
+SHAPE = Shape("deepseek_v3", 7168, 256, 8)
+KEY = Key("torch_a2a", "cpu", 4, "normal", "bf16", "deepseek_v3")
+
+
+def cell(tokens: int, key: Key = KEY) -> Cell:
+    return Cell(key, SHAPE, "uniform", tokens)
+
+
+def timed(tokens: int, unit: float = 1e-6, link_gbps: float | None = None, key: Key = KEY) -> CaseResult:
+    base = np.array([28.5] * 15 + [31.0]) * unit
+    measurement = Measurement(
+        clock="host",
+        seconds={"dispatch": base, "combine": base * 2, "roundtrip": base * 3},
+        spread=dict.fromkeys(("dispatch", "combine", "roundtrip"), base),
+        traffic=Traffic(5, 100_000, 200_000, 300_000, 10),
+        link_gbps=link_gbps,
+        error=0.0,
+        bit_exact=1.0,
+        reduction="rank-sum-fp32",
+        max_tokens=512,
+    )
+    return CaseResult.timed(f"case.py::test_case[T{tokens}]", cell(tokens, key), measurement)
+
+
+def line_of(lines: list[str], start: str) -> str:
+    return next(line for line in lines if line.split()[:1] == [start])
+
+
+def test_a_timed_case_is_a_row_of_medians_percentiles_and_rates() -> None:
+    lines = summary([timed(64)])
+    assert line_of(lines, "T").split() == (
+        [
+            "T",
+            "dispatch",
+            "p99",
+            "combine",
+            "p99",
+            "roundtrip",
+            "p99",
+            "noise",
+            "GB/s",
+            "%link",
+            "error",
+            "exact",
+        ]
+    )
+    assert line_of(lines, "64").split() == (
+        ["64", "28.5", "31.0", "57.0", "62.0", "85.5", "93.0", "0.0", "3.5", "-", "0.0e+00", "100"]
+    )
+
+
+def test_a_rate_below_one_is_not_shown_as_nothing() -> None:
+    assert line_of(summary([timed(64, unit=1e-4)]), "64").split()[8] == "0.04"
+
+
+def test_the_share_of_the_link_is_shown_where_its_peak_is_known() -> None:
+    assert line_of(summary([timed(64, link_gbps=7.0)]), "64").split()[9] == "50.1"
+
+
+def test_the_last_line_says_what_the_numbers_are() -> None:
+    legend = " ".join(summary([timed(1), timed(2)])[-3:])
+    assert "medians of per-iteration maxima over 4 ranks, 16 samples" in legend
+    assert "the host's monotonic clock" in legend
+    assert "GB/s = bytes leaving the most loaded rank for others / median time" in legend
+
+
+def test_one_rank_is_not_called_ranks() -> None:
+    assert "over 1 rank, 16 samples" in " ".join(summary([timed(1, key=replace(KEY, ep_size=1))]))
+
+
+def test_each_key_has_a_block_of_rows_in_order_of_tokens() -> None:
+    other = replace(KEY, ep_size=8)
+    lines = summary([timed(8), timed(16, key=other), timed(1), timed(2, key=other)])
+    starts = [line.split()[0] for line in lines if line.split()[:1] and line.split()[0].isdigit()]
+    assert starts == ["1", "8", "2", "16"]
+    assert [line.strip("- ") for line in lines if line.startswith("-")] == [
+        "torch_a2a  cpu EP4  normal bf16  deepseek_v3: hidden 7168, 256 experts, top-8  uniform",
+        "torch_a2a  cpu EP8  normal bf16  deepseek_v3: hidden 7168, 256 experts, top-8  uniform",
+    ]
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e-6, 1e-3, 1.0, 1e6])
+def test_columns_stay_apart_and_aligned_whatever_the_magnitude(unit: float) -> None:
+    lines = summary([timed(131_072 if unit > 1 else 1, unit)])
+    header = next(line for line in lines if "dispatch" in line)
+    row = lines[lines.index(header) + 2]
+    assert len(row.split()) == 12
+    assert len(row) == len(header)
+    assert max(len(line) for line in lines) <= 110
+
+
+def test_a_wrong_result_names_rank_token_and_column_and_says_what_is_wrong() -> None:
+    wrong = CaseResult(
+        "n",
+        cell(4096),
+        "failed",
+        reason="got 1.5, expected 2.5, error 4.7e-01 " + "x" * 60,
+        code="combine",
+        rank=2,
+        token=17,
+        column=40,
+    )
+    lines = summary([wrong])
+    text = " ".join(" ".join(lines).split())
+    assert "4096 WRONG rank 2 token 17 column 40: combine: got 1.5, expected 2.5, error 4.7e-01 xxx" in text
+    assert max(len(line) for line in lines) <= 110
+    assert "medians" not in text
+
+
+def test_a_failure_that_no_check_found_is_failed_and_not_wrong() -> None:
+    text = "\n".join(summary([CaseResult("n", cell(1), "failed", reason="timed out", rank=3)]))
+    assert "FAILED  rank 3: timed out" in text
+    assert "WRONG" not in text
+
+
+def test_a_failure_without_a_word_still_has_its_row() -> None:
+    assert any("FAILED" in line for line in summary([CaseResult("n", cell(1), "failed")]))
+
+
+def test_a_checked_case_says_why_it_has_no_timing() -> None:
+    lines = summary([CaseResult("n", cell(8), "checked", reason="two ranks share a GPU")])
+    assert line_of(lines, "8").split(maxsplit=1)[1] == "checked, not timed: two ranks share a GPU"
+
+
+def test_skips_are_counted_by_reason_the_most_frequent_first() -> None:
+    skipped = [
+        CaseResult(f"n{n}", cell(0), "skipped", reason=reason, code=code)
+        for n, (reason, code) in enumerate(
+            [("8 ranks, 4 here", "ranks")] + [("no adapter yet", "no-adapter")] * 2
+        )
+    ]
+    assert summary(skipped) == ["skipped 2: no-adapter: no adapter yet", "skipped 1: ranks: 8 ranks, 4 here"]
+
+
+def test_a_nearly_exact_share_is_not_rounded_up_to_exact() -> None:
+    assert line_of(summary([replace(timed(2), bit_exact=0.9999999)]), "2").split()[-1] == "99.99"
+
+
+def test_nothing_executed_is_nothing_to_say() -> None:
+    assert summary([]) == []
+
+
+def test_a_case_line_carries_three_medians_and_the_error() -> None:
+    assert case_line(timed(1)) == "28.5 57.0 85.5 us err 0.0e+00"
+
+
+def test_a_case_without_a_timing_adds_nothing_to_its_line() -> None:
+    assert case_line(CaseResult("n", cell(1), "failed", reason="timed out")) == ""
