@@ -119,10 +119,10 @@ class Case:
         def time() -> tuple[dict[str, list[float]], Verdict]:
             planes = backend.constant_planes(problem)
             rows = checks.constant_rows(problem, planes)
-            taken = sampling.sample(backend, problem, rows, run.ranks, clock, run.options.iterations)
-            verdict = checks.check_timed_output(
-                problem, taken.output, reduction, planes, run.options.exact
+            taken = sampling.sample(
+                backend, problem, rows, run.ranks, clock=clock, iterations=run.options.iterations
             )
+            verdict = checks.check_timed_output(problem, taken.output, reduction, planes, run.options.exact)
             return taken.seconds, verdict
 
         said: list[Any] = self._together("timing", time)
@@ -189,4 +189,3 @@ def failure(verdicts: Sequence[Verdict], failed: Sequence[int], where: str) -> F
         error=verdict.error,
         bit_exact=min(verdicts[rank].bit_exact for rank in failed),
     )
-

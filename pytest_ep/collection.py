@@ -22,7 +22,9 @@ from pytest_ep.suite import backend_name
 
 ARGUMENTS = ("backend", "sku", "ep_size", "mode", "precision", "model", "routing", "tokens")
 XDIST_ID = "not-under-xdist"
-XDIST_REFUSED = "EP cases are not distributed by -n or --dist: their ranks are processes already; use --ep-nproc N"
+XDIST_REFUSED = (
+    "EP cases are not distributed by -n or --dist: their ranks are processes already; use --ep-nproc N"
+)
 
 
 def generate(metafunc: pytest.Metafunc, run: Run) -> None:
@@ -33,7 +35,9 @@ def generate(metafunc: pytest.Metafunc, run: Run) -> None:
     run.active = True
     try:
         _generate(metafunc, suite, run)
-    except pytest.UsageError as error:  # pytest would make a collection error of it: raised once all is collected
+    except (
+        pytest.UsageError
+    ) as error:  # pytest would make a collection error of it: raised once all is collected
         run.usage_error = run.usage_error or error
         metafunc.parametrize(ARGUMENTS, [])
 
@@ -151,11 +155,12 @@ class Agreement:
 def _difference(rank: int, ours: list[str], theirs: list[str]) -> str:
     only = sorted(set(theirs) ^ set(ours))
     if not only:  # the same names, but some twice
-        only = [ours_id or theirs_id for ours_id, theirs_id in zip_longest(ours, theirs) if ours_id != theirs_id]
+        only = [
+            ours_id or theirs_id for ours_id, theirs_id in zip_longest(ours, theirs) if ours_id != theirs_id
+        ]
     who = f"only rank {rank}" if only[0] in theirs else f"rank 0 but not rank {rank}"
     more = f" and {len(only) - 1} more" if len(only) > 1 else ""
     return (
         f"the ranks collected different cases: {who} has {only[0]}{more}; "
         "give every rank the same files, packages and options"
     )
-

@@ -38,7 +38,7 @@ def ep_transports(ep_run: Run) -> Iterator[object]:
 
 
 @pytest.fixture
-def ep_cell(
+def ep_cell(  # noqa: PLR0917 - pytest asks for the parameters by name
     request: pytest.FixtureRequest,
     backend: str,
     sku: str,

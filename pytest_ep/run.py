@@ -28,7 +28,7 @@ from pytest_ep.results.record import Ledger
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
     from pytest_ep.ranks.group import Ranks
 
@@ -98,9 +98,7 @@ class Run:
 
         if self._ranks is None:
             timeout = COLLECTIVE_TIMEOUT_FACTOR * self.options.rank_timeout
-            self._ranks = Ranks(
-                self.identity, self._store, self.fate.ballot, self.machine.devices, timeout
-            )
+            self._ranks = Ranks(self.identity, self._store, self.fate.ballot, self.machine.devices, timeout)
             self.fate.abandon = self._ranks.abandon
         return self._ranks
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import MutableMapping
@@ -50,7 +51,7 @@ def _refuse(run: Run, error: pytest.UsageError) -> None:
 def _refuse_reruns(config: pytest.Config) -> None:
     if config.getoption("reruns", None):
         raise pytest.UsageError(
-            "--reruns with EP cases: a pass after a failure would hide the failure; drop it (-p no:rerunfailures)"
+            "--reruns with EP cases: a pass would hide the failure before it; drop --reruns"
         )
 
 
@@ -69,7 +70,12 @@ class EPSession:
         self._reports = reports
         limits = Limits(rank=run.options.rank_timeout, case=run.options.case_timeout)
         self.watchdog = Watchdog(
-            run.identity, run.fate_store, run.fate.ballot, limits, self._end_early, self._printed
+            run.identity,
+            run.fate_store,
+            run.fate.ballot,
+            limits,
+            report=self._end_early,
+            printed=self._printed,
         )
 
     def pytest_report_collectionfinish(self) -> list[str]:
@@ -148,7 +154,9 @@ class EPSession:
         if config.getoption("benchmark_compare", None):
             return groups
         return [
-            (name, rows) for name, rows in groups if not all("component" in (row["params"] or {}) for row in rows)
+            (name, rows)
+            for name, rows in groups
+            if not all("component" in (row["params"] or {}) for row in rows)
         ]
 
     def _judge(self) -> pytest.ExitCode:
@@ -158,9 +166,7 @@ class EPSession:
 
     def _missing(self) -> list[str]:
         passed = {
-            result.cell.key.backend
-            for result in self._run.ledger
-            if result.outcome in ("timed", "checked")
+            result.cell.key.backend for result in self._run.ledger if result.outcome in ("timed", "checked")
         }
         return [name for name in self._run.options.require if name not in passed]
 
@@ -174,10 +180,8 @@ class EPSession:
         run = self._run
         if not isinstance(error, pytest.exit.Exception):
             run.fate.leave("session")
-        try:
+        with contextlib.suppress(pytest.exit.Exception):  # the others hear it the same way
             run.fate.ballot.gather(f"leaving the session: {error or type(error).__name__}", None)
-        except pytest.exit.Exception:
-            pass  # the others hear it the same way
 
     def _printed(self) -> str:
         capture = self._run.config.pluginmanager.getplugin("capturemanager")
@@ -212,7 +216,7 @@ class EPSession:
 
 
 def silence(config: pytest.Config) -> None:
-    """Unregister what would write a second result file, JUnit file or cache from a rank other than the reporter."""
+    """Unregister what would write a result file, JUnit file or cache: the reporter alone writes."""
     manager = config.pluginmanager
     for plugin in list(manager.get_plugins()):
         if type(plugin).__name__ == "LogXML":
@@ -223,7 +227,7 @@ def silence(config: pytest.Config) -> None:
 
 
 def write_without_rows(run: Run) -> None:
-    """Write the result file where no case was timed: pytest-benchmark would write none, and lose the failures."""
+    """Write the result file where no case was timed: pytest-benchmark would write none."""
     config = run.config
     path = config.getoption("benchmark_json", None)
     if not path or any(result.outcome == "timed" for result in run.ledger):

@@ -79,7 +79,7 @@ class Transports:
             self._run.fate.together("closing the transport", live.backend.close)
 
     def _recover(self) -> None:
-        """After a fault left ranks in different places: new groups, and a new transport when it is asked for."""
+        """After a fault left ranks in different places: new groups, and a new transport when asked."""
         if not self._run.fate.broken_by:
             return
         live, self._live = self._live, None
@@ -99,7 +99,7 @@ class Transports:
             except BackendUnavailable as refusal:
                 raise Unavailable(refusal.code, refusal.reason) from None
 
-        run.fate.together("process groups", lambda: run.ranks.barrier())
+        run.fate.together("process groups", run.ranks.barrier)
         longest = self._routing(cell, max_tokens)
         try:
             run.fate.together("construction", construct)

@@ -140,11 +140,14 @@ def test_a_cache_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) ->
     assert len(load_trace(SHAPE, 67, 5, occupied / "cache", write=True).weights) == 5
 
 
-def test_a_warm_trace_of_131072_tokens_takes_no_more_than_a_fifth_of_a_second(tmp_path: Path) -> None:
+def test_131072_tokens_take_three_seconds_cold_and_a_fifth_of_one_warm(tmp_path: Path) -> None:
+    # Time of this process, which a busy machine does not stretch.
+    start = time.process_time()
     load_trace(SHAPE, 67, 131072, tmp_path, write=True)
+    assert time.process_time() - start <= 3.0
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         load_trace(SHAPE, 67, 131072, tmp_path, write=False)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     assert min(seconds) <= 0.2

@@ -109,7 +109,7 @@ class EPBackend(ABC):
 
     @abstractmethod
     def stage(self, problem: Problem, handle: Any, messages: Tensor) -> Any:
-        """Write messages [N, H] BF16, in ``Received``'s row order, where combine of this handle reads them."""
+        """Write messages [N, H] BF16, in ``Received``'s row order, where this handle's combine reads."""
 
     @abstractmethod
     def stage_constant(self, problem: Problem, rows: Tensor) -> Any:

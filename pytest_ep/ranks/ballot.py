@@ -13,7 +13,7 @@ import pytest
 from pytest_ep.ranks.pulse import Pulse
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
     from pytest_ep.ranks.identity import Identity
 
@@ -48,7 +48,8 @@ class Ballot:
             return [value]
         self._turn += 1
         keys = [f"turn/{self._turn}/{rank}" for rank in range(self.size)]
-        self._ask(lambda store: store.set(keys[self.rank], pickle.dumps((topic, value))))
+        ballot: Any = pickle.dumps((topic, value))  # the store takes bytes, though its stubs ask for str
+        self._ask(lambda store: store.set(keys[self.rank], ballot))
         self._await(keys, topic)
         votes = [pickle.loads(vote) for vote in self._ask(lambda store: store.multi_get(keys))]
         if self._turn > 2:  # every rank has read turn n - 2, or it could not have voted in turn n - 1
@@ -83,6 +84,8 @@ class Ballot:
             # The host of the store is gone; the watcher finds the same and writes the report.
             self.closing = True
             answer = None
-        while self.closing:  # the watcher reports from its own thread and ends the process: keep out of its way
+        while (
+            self.closing
+        ):  # the watcher reports from its own thread and ends the process: keep out of its way
             time.sleep(0.1)
         return answer

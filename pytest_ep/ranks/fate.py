@@ -28,7 +28,7 @@ class Failure:
     diagnosis: str = ""
 
 
-class AgreedFailure(pytest.fail.Exception):
+class AgreedFailure(pytest.fail.Exception):  # type: ignore[misc, name-defined]
     """A failure that every rank raises at the same point, so that nobody is left in a collective."""
 
     def __init__(self, failure: Failure) -> None:
@@ -36,7 +36,7 @@ class AgreedFailure(pytest.fail.Exception):
         self.failure = failure
 
 
-class AgreedSkip(pytest.skip.Exception):
+class AgreedSkip(pytest.skip.Exception):  # type: ignore[misc, name-defined]
     """A skip that every rank raises at the same point."""
 
     def __init__(self, code: str, reason: str) -> None:

@@ -15,8 +15,8 @@ from pytest_ep.ranks.identity import Identity
 from pytest_ep.ranks.pulse import Pulse
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup
-    from torch.distributed import Store
 
 
 def connect(identity: Identity, *, first: bool = True) -> Store | None:
@@ -26,14 +26,14 @@ def connect(identity: Identity, *, first: bool = True) -> Store | None:
     """
     if identity.size == 1:
         return None
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         identity.store_host,
         identity.store_port,
         is_master=first and identity.rank == 0 and not identity.agent_hosts_store,
         wait_for_workers=False,
         timeout=timedelta(seconds=60),
     )
-    return dist.PrefixStore(f"pytest_ep/{identity.run}", store)
+    return dist.PrefixStore(f"pytest_ep/{identity.run}", store)  # type: ignore[attr-defined, no-any-return]
 
 
 class Ranks:
@@ -119,9 +119,9 @@ class Ranks:
         self._generation += 1
         store: Store
         if self._store is None:
-            store = dist.HashStore()
+            store = dist.HashStore()  # type: ignore[attr-defined]
         else:
-            store = dist.PrefixStore(f"group/{self._generation}", self._store)
+            store = dist.PrefixStore(f"group/{self._generation}", self._store)  # type: ignore[attr-defined]
         if self.size == 1:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group(

@@ -18,13 +18,14 @@ from hashlib import sha256
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
+from typing import Any
 
 from pytest_ep.ranks.ballot import Ballot
 from pytest_ep.ranks.identity import Identity
 from pytest_ep.ranks.pulse import Status
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
 TICK = 0.5
 """Seconds between looks."""
@@ -80,6 +81,7 @@ class Watchdog:
         store: Store | None,
         ballot: Ballot,
         limits: Limits,
+        *,
         report: Callable[[Ending], None],
         printed: Callable[[], str],
     ) -> None:
@@ -147,7 +149,7 @@ class Watchdog:
         if self._store is None:
             return cause
         self._ticks += 1
-        self._store.set(f"status/{self._identity.rank}", pickle.dumps((self._ticks, status)))
+        self._say(self._store, f"status/{self._identity.rank}", (self._ticks, status))
         if self._store.check(["end"]):
             return cause or self._store.get("end").decode()
         return cause or self._look_at_others(self._store)
@@ -202,11 +204,15 @@ class Watchdog:
 
     def _exchange(self, store: Store, mine: LastWords) -> list[LastWords | None]:
         keys = [f"last/{rank}" for rank in range(self._identity.size)]
-        store.set(keys[self._identity.rank], pickle.dumps(mine))
+        self._say(store, keys[self._identity.rank], mine)
         deadline = time.monotonic() + LAST_WORDS
         while not store.check(keys) and time.monotonic() < deadline:
             time.sleep(0.05)
         return [pickle.loads(store.get(key)) if store.check([key]) else None for key in keys]
+
+    def _say(self, store: Store, key: str, value: object) -> None:
+        ballot: Any = pickle.dumps(value)  # the store takes bytes, though its stubs ask for str
+        store.set(key, ballot)
 
     def _ending(self, cause: str, words: list[LastWords | None]) -> Ending:
         dumps = ["" if words[rank] else self._read_dump(rank) for rank in range(self._identity.size)]

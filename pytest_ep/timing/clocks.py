@@ -54,7 +54,7 @@ class EventClock:
 
     def start(self) -> torch.cuda.Event:
         """Record an event."""
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -34,6 +35,7 @@ def sample(
     problem: Problem,
     rows: Tensor,
     ranks: Ranks,
+    *,
     clock: Clock,
     iterations: int | None,
 ) -> Samples:
@@ -53,9 +55,9 @@ def sample(
     output = problem.x
     for _ in range(iterations):
         ranks.pulse.beat()
-        taken, handle = _window(ranks, clock, lambda: backend.dispatch(problem))
+        taken, handle = _window(ranks, clock, partial(backend.dispatch, problem))
         seconds["dispatch"].append(taken)
-        taken, output = _window(ranks, clock, lambda handle=handle: backend.combine(problem, handle, staged))
+        taken, output = _window(ranks, clock, partial(backend.combine, problem, handle, staged))
         seconds["combine"].append(taken)
         taken, output = _window(
             ranks, clock, lambda: backend.combine(problem, backend.dispatch(problem), staged)
