@@ -10,7 +10,6 @@ from pytest_ep.ranks.fate import AgreedFailure
 from pytest_ep.ranks.fate import AgreedSkip
 from pytest_ep.ranks.fate import Failure
 from pytest_ep.ranks.fate import Vote
-from pytest_ep.ranks.fate import say_now
 from pytest_ep.results.record import CaseResult
 from pytest_ep.results.record import Recorder
 from pytest_ep.results.summary import case_line
@@ -66,8 +65,7 @@ class Reports:
         if outcome == "failed" and not isinstance(raised, AgreedFailure):
             text = report.longreprtext
             place = fate.leave(str(report.when))
-            if not self._run.reporter:
-                say_now(fate.ballot, str(report.when), text)
+            fate.say_failed(str(report.when), text)
             vote = Vote(outcome, text, place, stop=fate.ballot.stop)
         votes, failure = fate.settle(phase, vote)
         if isinstance(raised, AgreedFailure):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,7 +82,7 @@ class Run:
             from pytest_ep.ranks.group import connect
 
             self._store = connect(self.identity)
-        return Fate(Ballot(self.identity, self._store, self.pulse))
+        return Fate(Ballot(self.identity, self._store, self.pulse), self._say)
 
     @property
     def fate_store(self) -> Store | None:
@@ -107,6 +109,14 @@ class Run:
         if self.fate.broken_by and self._ranks is not None:
             self._ranks.rebuild()
         self.fate.broken_by = ""
+
+    def _say(self, line: str) -> None:
+        """Print a line of a rank that makes no report, past pytest's capture."""
+        if self.reporter:
+            return
+        capture = self.config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+            print(f"pytest_ep: {line}", file=sys.stderr, flush=True)
 
     def link_gbps(self, cell: Cell) -> float | None:
         """Peak of the scale-up link per direction, GB/s."""

@@ -212,15 +212,17 @@ class EPSession:
         else:
             config.pluginmanager.getplugin("terminalreporter").write_line(text, red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        # The runner would tear down fixtures, which waits for the ranks that are lost.
+        config.pluginmanager.unregister(name="runner")
         config.hook.pytest_sessionfinish(session=session, exitstatus=session.exitstatus)
 
 
 def silence(config: pytest.Config) -> None:
-    """Unregister what would write a result file, JUnit file or cache: the reporter alone writes."""
+    """Stop what would write a result file, JUnit file or cache: the reporter alone writes."""
     manager = config.pluginmanager
     for plugin in list(manager.get_plugins()):
-        if type(plugin).__name__ == "LogXML":
-            manager.unregister(plugin)
+        if type(plugin).__name__ == "LogXML":  # its own pytest_unconfigure wants to find it registered
+            plugin.logfile = os.devnull
     for name in ("benchmark", "lfplugin", "nfplugin", "stepwiseplugin"):
         if manager.has_plugin(name):
             manager.unregister(name=name)

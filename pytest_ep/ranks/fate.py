@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,11 +68,13 @@ class Vote:
 class Fate:
     """What the ranks share: the ballot, and the way out of a collective that a peer has left.
 
-    ``abandon`` is set once process groups exist; it frees peers which wait in one of them.
+    ``abandon`` is set once process groups exist; it frees peers which wait in one of them. ``say`` prints a
+    line of a rank that reports nothing itself, at once and past pytest's capture.
     """
 
-    def __init__(self, ballot: Ballot) -> None:
+    def __init__(self, ballot: Ballot, say: Callable[[str], None]) -> None:
         self.ballot = ballot
+        self._say = say
         self.broken_by = ""
         self.abandon: Callable[[], None] = lambda: None
 
@@ -92,7 +93,7 @@ class Fate:
         except Exception:
             text = traceback.format_exc()
             place = self._leave(phase)
-            say_now(self.ballot, phase, text)
+            self.say_failed(phase, text)
             vote = Vote("failed", text, place)
         votes = self.ballot.gather(phase, vote)
         failed = self._first(votes, "failed")
@@ -121,6 +122,11 @@ class Fate:
         """Take a place among the failing ranks, then free the peers; returns the place."""
         return self._leave(phase)
 
+    def say_failed(self, phase: str, text: str) -> None:
+        """Say a failure where it happened, at once: the end of the session may never come."""
+        last = text.strip().rpartition("\n")[2]
+        self._say(f"rank {self.ballot.rank} failed in {phase} of {self.ballot.pulse.case}: {last}")
+
     def _leave(self, phase: str) -> int:
         place = self.ballot.place(phase)
         self.broken_by = self.ballot.pulse.case or phase
@@ -132,14 +138,3 @@ class Fate:
         if any(votes[rank].place for rank in ranks):
             self.broken_by = self.broken_by or self.ballot.pulse.case
         return min(ranks, key=lambda rank: (votes[rank].place, rank), default=None)
-
-
-def say_now(ballot: Ballot, phase: str, text: str) -> None:
-    """Print a failure where it happened, at once: the end of the session may never come."""
-    if ballot.size > 1:
-        last = text.strip().splitlines()[-1] if text.strip() else ""
-        print(
-            f"pytest_ep: rank {ballot.rank} failed in {phase} of {ballot.pulse.case}: {last}",
-            file=sys.__stderr__,
-            flush=True,
-        )

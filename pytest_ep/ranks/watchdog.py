@@ -27,7 +27,7 @@ from pytest_ep.ranks.pulse import Status
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-TICK = 0.5
+TICK = 0.25
 """Seconds between looks."""
 LAST_WORDS = 1.5
 """Seconds that the reporter waits for the other ranks' last words: who says none by then is gone."""
@@ -121,8 +121,8 @@ class Watchdog:
         self._dump_path(self._identity.rank).unlink(missing_ok=True)
 
     def _run(self) -> None:
+        ready: list[int] = []
         while not self._stopped.is_set():
-            ready, _, _ = select.select([self._wake], [], [], TICK)
             try:
                 cause = self._signalled(os.read(self._wake, 16)) if ready else ""
                 cause = cause or self._look()
@@ -130,6 +130,7 @@ class Watchdog:
                 cause = "the rendezvous store is gone: the host of rank 0, or its torchrun, has ended"
             if cause and not self._stopped.is_set():
                 self._end(cause)
+            ready, _, _ = select.select([self._wake], [], [], TICK)
 
     def _signalled(self, numbers: bytes) -> str:
         if signal.SIGTERM in numbers:
@@ -155,18 +156,19 @@ class Watchdog:
         return cause or self._look_at_others(self._store)
 
     def _look_at_others(self, store: Store) -> str:
-        now = time.monotonic()
-        for rank in range(self._identity.size):
-            ticks, last, when = self._seen[rank]
-            if store.check([f"status/{rank}"]):
-                ticks, last = pickle.loads(store.get(f"status/{rank}"))
-            if ticks != self._seen[rank][0]:
-                when = now
-            self._seen[rank] = (ticks, last, when)
-            patience = self._limits.rank + (last.long if last else 0)
-            if now - when > patience:
-                return f"rank {rank} gave no sign of life for {now - when:.0f} s"
+        self._read_statuses(store)
+        for rank, (_, last, when) in enumerate(self._seen):
+            silent = time.monotonic() - when
+            if silent > self._limits.rank + (last.long if last else 0):
+                return f"rank {rank} gave no sign of life for {silent:.0f} s"
         return ""
+
+    def _read_statuses(self, store: Store) -> None:
+        for rank, (ticks, _, _) in enumerate(self._seen):
+            if store.check([f"status/{rank}"]):
+                now, status = pickle.loads(store.get(f"status/{rank}"))
+                if now != ticks:  # what counts is when it changed here: hosts' clocks differ
+                    self._seen[rank] = (now, status, time.monotonic())
 
     def _overdue(self, rank: int, status: Status) -> str:
         if status.age > (status.long or self._limits.rank):
@@ -208,6 +210,7 @@ class Watchdog:
         deadline = time.monotonic() + LAST_WORDS
         while not store.check(keys) and time.monotonic() < deadline:
             time.sleep(0.05)
+        self._read_statuses(store)
         return [pickle.loads(store.get(key)) if store.check([key]) else None for key in keys]
 
     def _say(self, store: Store, key: str, value: object) -> None:

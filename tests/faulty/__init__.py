@@ -1,0 +1,1 @@
+"""Transports with one fault each."""
