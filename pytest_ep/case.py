@@ -52,15 +52,8 @@ class Case:
         problem = self._problem()
         before = self._oracle(problem, "oracle before timing")
         if reason := self._untimed():
-            result = CaseResult(
-                self._nodeid,
-                self._cell,
-                "checked",
-                reason,
-                error=before.error,
-                bit_exact=before.bit_exact,
-            )
-            self._run.ledger.add(result)
+            result = CaseResult(self._nodeid, self._cell, "checked", reason)
+            self._finish(replace(result, error=before.error, bit_exact=before.bit_exact))
             return
         measurement = self._timing(problem)
         after = self._oracle(problem, "oracle after timing")
@@ -70,7 +63,12 @@ class Case:
             bit_exact=min(before.bit_exact, measurement.bit_exact, after.bit_exact),
         )
         self._together("recording", lambda: self._recorder.record(measurement))
-        self._run.ledger.add(CaseResult.timed(self._nodeid, self._cell, measurement))
+        self._run.recorded += 1
+        self._finish(CaseResult.timed(self._nodeid, self._cell, measurement))
+
+    def _finish(self, result: CaseResult) -> None:
+        versions = self._live.backend.versions
+        self._run.ledger.add(replace(result, identity=self._run.identify(self._cell), versions=versions))
 
     def _problem(self) -> Problem:
         ranks, cell = self._run.ranks, self._cell

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
 from hashlib import sha256
 from itertools import zip_longest
+from typing import Any
 from typing import NoReturn
 
 import pytest
 
-from pytest_ep.matrix.plan import plan
-from pytest_ep.results.record import CLOCK
-from pytest_ep.results.record import parameters
 from pytest_ep.run import PLANNED
 from pytest_ep.run import Run
+from pytest_ep.run import announce
 from pytest_ep.run import is_xdist_worker
 from pytest_ep.suite import EPSuite
 from pytest_ep.suite import backend_class
@@ -48,6 +48,9 @@ def _generate(metafunc: pytest.Metafunc, suite: type[EPSuite], run: Run) -> None
         return
     if metafunc.config.getoption("dist", "no") != "no":
         raise pytest.UsageError(XDIST_REFUSED)
+    from pytest_ep.matrix.plan import plan
+    from pytest_ep.results.record import parameters
+
     name = backend_name(suite)
     cells = plan(
         name,
@@ -65,6 +68,8 @@ def _generate(metafunc: pytest.Metafunc, suite: type[EPSuite], run: Run) -> None
 
 def mark(items: Iterable[pytest.Item], run: Run) -> None:
     """Tie each item to its cell: keywords, the still clock, and the skip of a cell that cannot run."""
+    from pytest_ep.results.record import CLOCK
+
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
         name = params.get("backend")
@@ -108,6 +113,8 @@ class Agreement:
         """Compare what the ranks collected, then adopt rank 0's ordered selection."""
         run = self._run
         if not run.active:
+            if self._errors:
+                announce(run.identity, "failed to collect", "\n".join(self._errors))
             if run.held is not None:
                 run.held.release()
             return (yield)
@@ -118,12 +125,13 @@ class Agreement:
         collected = list(items)
         result = yield
         by_key(items)
-        if run.identity.size > 1:
-            self._compare(collected)
-            chosen = [item.nodeid for item in items] if run.identity.rank == 0 else None
-            selection = run.fate.ballot.gather("selection", chosen)[0]
-            known = {item.nodeid: item for item in collected}
-            items[:] = [known[nodeid] for nodeid in selection]
+        self._compare(collected)
+        leads = run.identity.rank == 0
+        chosen = ([item.nodeid for item in items], self._finished(items)) if leads else None
+        selection, resumed = run.fate.ballot.gather("selection", chosen)[0]
+        known = {item.nodeid: item for item in collected}
+        items[:] = [known[nodeid] for nodeid in selection]
+        self._resume(resumed, known)
         return result
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -131,22 +139,48 @@ class Agreement:
         if report.failed:
             self._errors.append(f"{report.nodeid}: {report.longreprtext.strip()}")
 
+    def _finished(self, items: list[pytest.Item]) -> dict[str, dict[str, Any]]:
+        """Return what --ep-resume takes over, by node id: only rank 0 reads the file."""
+        from pytest_ep.results.artifact import still_holds
+
+        return {
+            item.nodeid: entry
+            for item in items
+            if (entry := self._run.resumed.get(item.nodeid)) is not None
+            and PLANNED in item.stash
+            and still_holds(entry, self._run.identify(item.stash[PLANNED].cell))
+        }
+
+    def _resume(self, resumed: dict[str, dict[str, Any]], items: Mapping[str, pytest.Item]) -> None:
+        from pytest_ep.results.record import CaseResult
+
+        self._run.resumed = resumed
+        for nodeid, entry in resumed.items():
+            reason = f"resumed: finished in {self._run.options.resume}"
+            items[nodeid].add_marker(pytest.mark.skip(reason=reason))
+            self._run.ledger.add(CaseResult.resumed(items[nodeid].stash[PLANNED].cell, entry))
+
     def _compare(self, items: list[pytest.Item]) -> None:
         mine = sorted(item.nodeid for item in items)
-        said = (sha256("\n".join(mine).encode()).hexdigest(), "\n".join(self._errors))
-        votes: list[tuple[str, str]] = self._run.fate.ballot.gather("collection", said)
-        failing = [rank for rank, (_, errors) in enumerate(votes) if errors]
+        said = (sha256("\n".join(mine).encode()).hexdigest(), "\n".join(self._errors), self._run.refusal)
+        votes: list[tuple[str, str, str]] = self._run.fate.ballot.gather("collection", said)
+        if refusal := next((refusal for _, _, refusal in votes if refusal), ""):
+            self._stop(refusal)
+        failing = [rank for rank, (_, errors, _) in enumerate(votes) if errors]
         if 0 < len(failing) < len(votes):
             rank = failing[0]
             self._stop(f"rank {rank} failed to collect what others did:\n{votes[rank][1]}")
         if failing:
             return  # everywhere: pytest itself reports it and stops
-        if len({digest for digest, _ in votes}) > 1:
+        if len({digest for digest, _, _ in votes}) > 1:
             every: list[list[str]] = self._run.fate.ballot.gather("collected ids", mine)
             rank = next(rank for rank, ids in enumerate(every) if ids != every[0])
             self._stop(_difference(rank, every[0], every[rank]))
 
     def _stop(self, why: str) -> NoReturn:
+        from pytest_ep.results.artifact import silence_benchmark
+
+        silence_benchmark(self._run.config)
         if self._run.reporter:
             raise pytest.UsageError(why)
         pytest.exit(why, returncode=pytest.ExitCode.USAGE_ERROR)

@@ -7,20 +7,22 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from typing import Any
 
 import pytest
 
-from pytest_ep.matrix.machine import Machine
-from pytest_ep.matrix.plan import Selection
-from pytest_ep.matrix.plan import known_ep_sizes
-from pytest_ep.matrix.platforms import MODES
-from pytest_ep.matrix.platforms import PRECISIONS
-from pytest_ep.matrix.platforms import Platforms
+from pytest_ep.matrix.cells import MODES
+from pytest_ep.matrix.cells import PRECISIONS
 from pytest_ep.matrix.shapes import DEFAULT_MODEL
 from pytest_ep.matrix.shapes import SHAPES
 from pytest_ep.matrix.shapes import Shape
 from pytest_ep.matrix.shapes import parse_shape
+
+if TYPE_CHECKING:
+    from pytest_ep.matrix.machine import Machine
+    from pytest_ep.matrix.plan import Selection
+    from pytest_ep.matrix.platforms import Platforms
 
 MAX_TOKENS = 65536
 """Tokens per rank; ids hold five digits."""
@@ -32,13 +34,15 @@ CLOCKS = ("auto", "host", "event")
 
 @dataclass(frozen=True)
 class Options:
-    """Every ``--ep-*`` value of a run. ``rank_timeout`` and ``case_timeout`` are in seconds."""
+    """Every ``--ep-*`` value of a run. Times are in seconds."""
 
     selection: Selection
     nproc: int | None
     exact: bool
     rank_timeout: float
     case_timeout: float
+    session_budget: float | None
+    resume: Path | None
     allow_skips: bool
     require: tuple[str, ...]
     iterations: int | None
@@ -68,6 +72,13 @@ def add_options(parser: pytest.Parser) -> None:
     add("--ep-rank-timeout", _seconds, "SECONDS", text, RANK_TIMEOUT)
     text = f"Longest time of one case, kernel builds excluded ({CASE_TIMEOUT:g})"
     add("--ep-case-timeout", _seconds, "SECONDS", text, CASE_TIMEOUT)
+    add(
+        "--ep-session-budget",
+        _duration,
+        "TIME",
+        "Stop before the first case that would end later, as 90s or 20m",
+    )
+    add("--ep-resume", str, "FILE", "Take over what an earlier run's result file or journal has finished")
     text = "Exit with 0 although every case was skipped"
     group.addoption("--ep-allow-skips", action="store_true", help=text)
     add("--ep-require", _backends, "BACKEND[,..]", "Fail unless a case of each of these backends passed", ())
@@ -91,6 +102,8 @@ def parse_options(
     ``machine`` is called only where a value can be judged by nothing less. Raises pytest.UsageError with one
     line that lists what is known.
     """
+    from pytest_ep.matrix.plan import Selection
+
     selection = Selection(
         sku=_checked_sku(config.getoption("ep_sku"), platforms, machine),
         ep_sizes=config.getoption("ep_size"),
@@ -107,6 +120,8 @@ def parse_options(
         exact=config.getoption("ep_exact"),
         rank_timeout=config.getoption("ep_rank_timeout"),
         case_timeout=config.getoption("ep_case_timeout"),
+        session_budget=config.getoption("ep_session_budget"),
+        resume=Path(resume) if (resume := config.getoption("ep_resume")) else None,
         allow_skips=config.getoption("ep_allow_skips"),
         require=config.getoption("ep_require"),
         iterations=config.getoption("ep_iterations"),
@@ -122,6 +137,8 @@ def _checked_sku(sku: str | None, platforms: Platforms, machine: Callable[[], Ma
 
 
 def _check_ep_sizes(selection: Selection, platforms: Platforms, machine: Machine, ranks: int) -> None:
+    from pytest_ep.matrix.plan import known_ep_sizes
+
     known = known_ep_sizes(selection, machine, platforms, ranks)
     for size in selection.ep_sizes or ():
         if known is not None and size not in known:
@@ -229,6 +246,13 @@ def _seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise ValueError(f"{text!r} is not a positive number of seconds")
     return value
+
+
+def _duration(text: str) -> float:
+    units = {"s": 1, "m": 60, "h": 3600}
+    if text[-1:] not in units:
+        raise ValueError(f"{text!r} is no duration: a number and s, m or h, as 20m")
+    return _seconds(text[:-1]) * units[text[-1]]
 
 
 def _clock(text: str) -> str:

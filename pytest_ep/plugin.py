@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_ep.options import add_options
+from pytest_ep.suite import EPSuite
 
 if TYPE_CHECKING:
     from pytest_ep.run import Run
@@ -19,16 +20,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests() -> object:
+    """Tell the other ranks of a conftest that fails to import here: this rank ends before it could vote."""
+    try:
+        return (yield)
+    except Exception as error:
+        from pytest_ep.ranks.identity import read_identity
+        from pytest_ep.run import announce
+
+        announce(read_identity(), "failed to import a conftest", str(error))
+        raise
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Start torchrun on this very command where --ep-nproc asks for ranks."""
+    nproc = config.getoption("ep_nproc")
+    if nproc is None or config.option.help or config.option.version:
+        return None
     from pytest_ep.ranks.identity import Identity
     from pytest_ep.ranks.launch import launch
     from pytest_ep.run import Run
 
-    nproc = config.getoption("ep_nproc")
-    if nproc is None or config.option.help or config.option.version:
-        return None
     if "RANK" in os.environ:
         raise pytest.UsageError("--ep-nproc inside a launcher: drop it, or drop torchrun")
     _ = Run(config, Identity(size=nproc, local_size=nproc)).options  # one refusal, not one from each rank
@@ -38,10 +52,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Learn which rank this is; hold back what other ranks than 0 would print."""
+    from pytest_ep.ranks.identity import Identity
     from pytest_ep.ranks.identity import read_identity
-    from pytest_ep.ranks.output import HeldOutput
-    from pytest_ep.ranks.output import HoldBegins
-    from pytest_ep.ranks.output import HoldEnds
     from pytest_ep.run import RUN
     from pytest_ep.run import Run
 
@@ -49,12 +61,16 @@ def pytest_configure(config: pytest.Config) -> None:
         return  # this process only launches
     try:
         run = Run(config, read_identity())
-    except ValueError as error:
-        raise pytest.UsageError(str(error)) from None
+    except ValueError as error:  # of no concern to a session without EP cases
+        run = Run(config, Identity())
+        run.usage_error = pytest.UsageError(str(error))
     config.stash[RUN] = run
-    config.pluginmanager.import_plugin("pytest_ep.fixtures")
     config.pluginmanager.register(LastRegistered(run), "ep-last-registered")
     if run.identity.rank:
+        from pytest_ep.ranks.output import HeldOutput
+        from pytest_ep.ranks.output import HoldBegins
+        from pytest_ep.ranks.output import HoldEnds
+
         run.held = HeldOutput(sys.stdout)
         config.pluginmanager.register(HoldEnds(), "ep-hold-ends")
         HoldBegins(run.held).pytest_configure()
@@ -72,9 +88,20 @@ class LastRegistered:
     def pytest_configure(self, config: pytest.Config) -> None:
         """Register the agreement on the collected items."""
         from pytest_ep.collection import Agreement
-        from pytest_ep.session import begin
 
-        config.pluginmanager.register(Agreement(self._run, begin), "ep-agreement")
+        config.pluginmanager.register(Agreement(self._run, _begin), "ep-agreement")
+
+
+def _begin(run: Run) -> None:
+    from pytest_ep.session import begin
+
+    begin(run)
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Load the fixtures of a case where an EPSuite is about to be collected."""
+    if isinstance(collector, pytest.Class) and issubclass(collector.obj, EPSuite):
+        collector.config.pluginmanager.import_plugin("pytest_ep.fixtures")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

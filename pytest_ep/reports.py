@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -23,11 +24,15 @@ class Reports:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.current: pytest.Item | None = None
+        self._began = self._case_began = time.monotonic()
+        self._longest = 0.0
+        self._rows: dict[str, list[dict[str, Any]]] = {}
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> object:
         """Say which item this rank is at."""
         self.current = item
+        self._case_began = time.monotonic()
         self._run.pulse.begin_case(item.nodeid)
         try:
             return (yield)
@@ -46,6 +51,8 @@ class Reports:
             if call.excinfo is None or not call.excinfo.errisinstance(AgreedFailure):
                 report.longrepr = failure.reason
         self._note(item, call, report, failure)
+        if report.when == "teardown":
+            self._journal(item)
         return report
 
     def pytest_report_teststatus(self, report: pytest.TestReport, config: pytest.Config) -> Any:
@@ -61,19 +68,41 @@ class Reports:
         fate, phase = self._run.fate, f"{report.when} of {item.nodeid}"
         outcome: str = "xfailed" if hasattr(report, "wasxfail") else report.outcome
         raised = call.excinfo.value if call.excinfo is not None else None
-        vote = Vote(outcome, stop=fate.ballot.stop)
+        stop = self._stop(report.when)
+        vote = Vote(outcome, stop=stop)
         if outcome == "failed" and not isinstance(raised, AgreedFailure):
             text = report.longreprtext
             place = fate.leave(str(report.when))
             fate.say_failed(str(report.when), text)
-            vote = Vote(outcome, text, place, stop=fate.ballot.stop)
+            vote = Vote(outcome, text, place, stop=stop)
         votes, failure = fate.settle(phase, vote)
         if isinstance(raised, AgreedFailure):
             failure = raised.failure
         stop = next((vote.stop for vote in votes if vote.stop), "")
         if stop and report.when == "teardown":
-            item.session.shouldstop = stop
+            item.session.shouldstop = self._run.ledger.stopped_by = stop
         return failure
+
+    def _stop(self, when: str | None) -> str:
+        """Why this rank wants the session to end after this case: Ctrl-C, or the session's budget is used."""
+        run, budget = self._run, self._run.options.session_budget
+        if run.fate.ballot.stop or when != "teardown" or budget is None:
+            return run.fate.ballot.stop
+        now = time.monotonic()
+        self._longest = max(self._longest, now - self._case_began)
+        if run.identity.rank == 0 and now - self._began + self._longest > budget:
+            return f"--ep-session-budget: {budget:g} s would not hold another case of {self._longest:.1f} s"
+        return ""
+
+    def _journal(self, item: pytest.Item) -> None:
+        """Put a finished case on disk before the next begins."""
+        run, result = self._run, self._run.ledger.of(item.nodeid)
+        if run.journal is None or result is None:
+            return
+        if item.nodeid in run.resumed:
+            run.journal.add(result, run.resumed[item.nodeid]["rows"])
+        else:
+            run.journal.add(result, self._rows.pop(item.nodeid, []))
 
     def _note(
         self,
@@ -83,14 +112,14 @@ class Reports:
         failure: Failure | None,
     ) -> None:
         run, planned = self._run, item.stash.get(PLANNED, None)
-        if planned is None:
+        if planned is None or item.nodeid in run.resumed:
             return
         if report.when == "call" and not report.skipped:
             run.executed += 1
         if failure is not None:
-            recorder = getattr(item, "funcargs", {}).get("ep_recorder")
-            if isinstance(recorder, Recorder):
+            if recorder := _recorder(item):
                 recorder.discard()
+            self._rows.pop(item.nodeid, None)
             run.ledger.add(_failed(item, planned.cell, failure))
         elif report.skipped:
             skip = planned.skip
@@ -101,8 +130,15 @@ class Reports:
         else:
             result = run.ledger.of(item.nodeid)
             if report.when == "call" and result is not None:
+                recorder = _recorder(item)
+                self._rows[item.nodeid] = recorder.rows() if recorder else []
                 rows = {component: row["p50_us"] for component, row in result.rows.items()}
                 report.user_properties += [(f"{component}_us", value) for component, value in rows.items()]
+
+
+def _recorder(item: pytest.Item) -> Recorder | None:
+    recorder = getattr(item, "funcargs", {}).get("ep_recorder")
+    return recorder if isinstance(recorder, Recorder) else None
 
 
 def _failed(item: pytest.Item, cell: Any, failure: Failure) -> CaseResult:

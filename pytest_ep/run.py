@@ -8,31 +8,30 @@ import sys
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
-from pytest_ep.matrix import machine as machine_room
-from pytest_ep.matrix import platforms as platforms_room
-from pytest_ep.matrix.cells import Cell
-from pytest_ep.matrix.machine import Machine
-from pytest_ep.matrix.plan import Planned
-from pytest_ep.matrix.platforms import Platforms
-from pytest_ep.options import Options
 from pytest_ep.options import parse_options
 from pytest_ep.options import platforms_file
-from pytest_ep.ranks.ballot import Ballot
-from pytest_ep.ranks.fate import Fate
-from pytest_ep.ranks.identity import Identity
-from pytest_ep.ranks.output import HeldOutput
-from pytest_ep.ranks.pulse import Pulse
-from pytest_ep.results.record import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch._C._distributed_c10d import Store
 
+    from pytest_ep.matrix.cells import Cell
+    from pytest_ep.matrix.machine import Machine
+    from pytest_ep.matrix.plan import Planned
+    from pytest_ep.matrix.platforms import Platforms
+    from pytest_ep.options import Options
+    from pytest_ep.ranks.fate import Fate
     from pytest_ep.ranks.group import Ranks
+    from pytest_ep.ranks.identity import Identity
+    from pytest_ep.ranks.output import HeldOutput
+    from pytest_ep.ranks.pulse import Pulse
+    from pytest_ep.results.journal import Journal
+    from pytest_ep.results.record import Ledger
 
 PLANNED: pytest.StashKey[Planned] = pytest.StashKey()
 """On an item: the cell that it tests. Items without it are not ours."""
@@ -42,7 +41,7 @@ COLLECTIVE_TIMEOUT_FACTOR = 4
 
 
 class Run:
-    """The state of a run, built up as it is needed: nothing here costs a session without EP cases."""
+    """The state of a run, built and imported as needed: it costs a session without EP cases nothing."""
 
     def __init__(self, config: pytest.Config, identity: Identity) -> None:
         self.config = config
@@ -50,25 +49,46 @@ class Run:
         self.held: HeldOutput | None = None
         self.active = False
         self.usage_error: pytest.UsageError | None = None
-        self.ledger = Ledger()
-        self.pulse = Pulse()
         self.versions: dict[str, Mapping[str, str]] = {}
         self.planned: dict[tuple[str, str], Planned] = {}
         self.reporter = identity.rank == 0
         self.executed = 0
+        self.recorded = 0
+        self.resumed: dict[str, dict[str, Any]] = {}
+        self.journal: Journal | None = None
+        self.refusal = ""
+        """Why rank 0 cannot begin; every rank then stops with it."""
         self.session: pytest.Session | None = None
         self._store: Store | None = None
         self._ranks: Ranks | None = None
 
     @cached_property
+    def ledger(self) -> Ledger:
+        """What became of each case."""
+        from pytest_ep.results.record import Ledger
+
+        return Ledger()
+
+    @cached_property
+    def pulse(self) -> Pulse:
+        """The main thread's sign of life."""
+        from pytest_ep.ranks.pulse import Pulse
+
+        return Pulse()
+
+    @cached_property
     def platforms(self) -> Platforms:
         """The platforms, with the user's file."""
-        return platforms_room.load(platforms_file(self.config))
+        from pytest_ep.matrix.platforms import load
+
+        return load(platforms_file(self.config))
 
     @cached_property
     def machine(self) -> Machine:
         """This node."""
-        return machine_room.detect(self.platforms)
+        from pytest_ep.matrix.machine import detect
+
+        return detect(self.platforms)
 
     @cached_property
     def options(self) -> Options:
@@ -78,6 +98,9 @@ class Run:
     @cached_property
     def fate(self) -> Fate:
         """The agreement of the ranks; connects to the others at first use."""
+        from pytest_ep.ranks.ballot import Ballot
+        from pytest_ep.ranks.fate import Fate
+
         if self.identity.size > 1:
             from pytest_ep.ranks.group import connect
 
@@ -104,6 +127,11 @@ class Run:
             self.fate.abandon = self._ranks.abandon
         return self._ranks
 
+    def free(self) -> None:
+        """Let the main thread out of a device collective. From the watchdog's thread."""
+        if self._ranks is not None:
+            self._ranks.abort_device()
+
     def mend(self) -> None:
         """Build the groups anew where a fault broke them. On all ranks together."""
         if self.fate.broken_by and self._ranks is not None:
@@ -117,6 +145,13 @@ class Run:
         capture = self.config.pluginmanager.getplugin("capturemanager")
         with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
             print(f"pytest_ep: {line}", file=sys.stderr, flush=True)
+
+    def identify(self, cell: Cell) -> str:
+        """Return a digest of a case and of the options that its numbers depend on."""
+        from pytest_ep.results.journal import identity
+
+        options = self.options
+        return identity(cell, clock=options.clock, iterations=options.iterations, exact=options.exact)
 
     def link_gbps(self, cell: Cell) -> float | None:
         """Peak of the scale-up link per direction, GB/s."""
@@ -132,6 +167,20 @@ class Run:
         """Leave the others. On all ranks together."""
         if self._ranks is not None:
             self._ranks.close()
+
+
+def announce(identity: Identity, what: str, text: str) -> None:
+    """Tell the other ranks, if there are any, why this one cannot take part."""
+    if identity.size == 1:
+        return
+    from pytest_ep.ranks import group
+    from pytest_ep.ranks import watchdog
+
+    last = text.strip().rpartition("\n")[2]
+    with contextlib.suppress(RuntimeError):  # nobody listens
+        store = group.connect(identity, first=False)
+        assert store is not None
+        watchdog.announce(identity, store, f"rank {identity.rank} {what}: {last}", text)
 
 
 RUN: pytest.StashKey[Run] = pytest.StashKey()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -17,11 +16,15 @@ from pytest_ep.ranks.watchdog import Ending
 from pytest_ep.ranks.watchdog import Limits
 from pytest_ep.ranks.watchdog import Watchdog
 from pytest_ep.reports import Reports
+from pytest_ep.results import artifact
 from pytest_ep.results import environment
 from pytest_ep.results.record import CaseResult
 from pytest_ep.results.summary import write_summary
 from pytest_ep.run import PLANNED
 from pytest_ep.run import Run
+
+FAREWELL = 20.0
+"""Seconds that the other ranks give the reporter to write its files and summary."""
 
 
 def begin(run: Run) -> None:
@@ -36,7 +39,10 @@ def begin(run: Run) -> None:
     config.pluginmanager.register(reports, "ep-reports")
     if config.option.collectonly and run.identity.size == 1:
         return
-    make_folder(config)
+    if run.identity.rank == 0 and not config.option.collectonly:
+        run.refusal = artifact.prepare(config)
+        if run.options.resume is not None:
+            run.resumed = artifact.resumable(run.options.resume)
     session = EPSession(run, reports)
     config.pluginmanager.register(session, "ep-session")
     session.watchdog.start()
@@ -55,13 +61,6 @@ def _refuse_reruns(config: pytest.Config) -> None:
         )
 
 
-def make_folder(config: pytest.Config) -> None:
-    """Make the folder of the result file now: at the end it would be too late."""
-    path = config.getoption("benchmark_json", None)
-    if path:
-        Path(getattr(path, "name", path)).parent.mkdir(parents=True, exist_ok=True)
-
-
 class EPSession:
     """Registered for a session that runs EP cases."""
 
@@ -76,6 +75,7 @@ class EPSession:
             limits,
             report=self._end_early,
             printed=self._printed,
+            free=run.free,
         )
 
     def pytest_report_collectionfinish(self) -> list[str]:
@@ -88,8 +88,10 @@ class EPSession:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self) -> object:
-        """Leave together: whoever leaves early tells the others where they would wait for it."""
+        """Begin the journal; leave together: whoever leaves early tells the others, who would wait for it."""
         run = self._run
+        if run.reporter and not run.config.option.collectonly:
+            run.journal = artifact.open_journal(run.config, self._selected())
         try:
             result = yield
             run.fate.ballot.gather("end of session", None)
@@ -98,11 +100,18 @@ class EPSession:
                 self._leave(error)
             raise
         finally:
-            self.watchdog.stop()
             run.close()
             if not run.reporter:
-                silence(run.config)
+                artifact.silence(run.config)
+            elif run.recorded == 0:
+                self._write_without_rows()
         return result
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        """Let the reporter finish first: torchrun ends every rank as soon as one has failed."""
+        self._run.fate.ballot.follow("goodbye", leads=self._run.reporter, limit=FAREWELL)
+        self.watchdog.stop()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> object:
@@ -114,10 +123,10 @@ class EPSession:
         ):
             session.exitstatus = self._judge()
         result = yield
-        if run.reporter:
-            write_without_rows(run)
-            if path := os.environ.get(EXIT_FILE):
-                Path(path).write_text(str(int(session.exitstatus)))
+        if run.reporter and (path := os.environ.get(EXIT_FILE)):
+            Path(path).write_text(str(int(session.exitstatus)))
+        if run.journal is not None and run.reporter:
+            run.journal.remove()
         return result
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -144,8 +153,10 @@ class EPSession:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_json(self, output_json: MutableMapping[str, Any]) -> None:
-        """Add every case that left no row, and why."""
-        output_json["pytest_ep"] = self._run.ledger.section()
+        """Add what an earlier run finished, and every case that left no row, with why."""
+        earlier = [row for entry in self._run.resumed.values() for row in entry["rows"]]
+        output_json["benchmarks"] = [*earlier, *output_json["benchmarks"]]
+        output_json["pytest_ep"] = self._section()
 
     @pytest.hookimpl(optionalhook=True, wrapper=True)
     def pytest_benchmark_group_stats(self, config: pytest.Config) -> Any:
@@ -159,8 +170,20 @@ class EPSession:
             if not all("component" in (row["params"] or {}) for row in rows)
         ]
 
+    def _section(self) -> dict[str, Any]:
+        run, session = self._run, self._run.session
+        assert session is not None
+        run.ledger.not_run = [nodeid for nodeid in self._selected() if run.ledger.of(nodeid) is None]
+        why = session.shouldstop or session.shouldfail or "the run ended"
+        run.ledger.stopped_by = run.ledger.stopped_by or str(why)
+        return run.ledger.section()
+
+    def _selected(self) -> list[str]:
+        assert self._run.session is not None
+        return [item.nodeid for item in self._run.session.items if PLANNED in item.stash]
+
     def _judge(self) -> pytest.ExitCode:
-        if self._run.executed == 0 and not self._run.options.allow_skips:
+        if not (self._run.executed or self._run.resumed or self._run.options.allow_skips):
             return pytest.ExitCode.NO_TESTS_COLLECTED
         return pytest.ExitCode.TESTS_FAILED if self._missing() else pytest.ExitCode.OK
 
@@ -171,8 +194,10 @@ class EPSession:
         return [name for name in self._run.options.require if name not in passed]
 
     def _complaints(self) -> list[str]:
+        if self._run.journal is None and artifact.result_path(self._run.config):
+            return []  # refused before anything ran: the error says why
         lines = [f"--ep-require {name}: no case of {name} passed" for name in self._missing()]
-        if self._run.executed == 0 and not self._run.options.allow_skips:
+        if not (self._run.executed or self._run.resumed or self._run.options.allow_skips):
             lines.append("no case was executed: exit code 5 (--ep-allow-skips to accept that)")
         return lines
 
@@ -182,6 +207,12 @@ class EPSession:
             run.fate.leave("session")
         with contextlib.suppress(pytest.exit.Exception):  # the others hear it the same way
             run.fate.ballot.gather(f"leaving the session: {error or type(error).__name__}", None)
+
+    def _write_without_rows(self) -> None:
+        """Write the result file in pytest-benchmark's stead, which would warn that it writes none."""
+        if self._run.journal is not None:
+            artifact.write_without_rows(self._run.config)
+        artifact.silence_benchmark(self._run.config)
 
     def _printed(self) -> str:
         capture = self._run.config.pluginmanager.getplugin("capturemanager")
@@ -212,35 +243,8 @@ class EPSession:
         else:
             config.pluginmanager.getplugin("terminalreporter").write_line(text, red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if run.recorded == 0:
+            self._write_without_rows()
         # The runner would tear down fixtures, which waits for the ranks that are lost.
         config.pluginmanager.unregister(name="runner")
         config.hook.pytest_sessionfinish(session=session, exitstatus=session.exitstatus)
-
-
-def silence(config: pytest.Config) -> None:
-    """Stop what would write a result file, JUnit file or cache: the reporter alone writes."""
-    manager = config.pluginmanager
-    for plugin in list(manager.get_plugins()):
-        if type(plugin).__name__ == "LogXML":  # its own pytest_unconfigure wants to find it registered
-            plugin.logfile = os.devnull
-    for name in ("benchmark", "lfplugin", "nfplugin", "stepwiseplugin"):
-        if manager.has_plugin(name):
-            manager.unregister(name=name)
-
-
-def write_without_rows(run: Run) -> None:
-    """Write the result file where no case was timed: pytest-benchmark would write none."""
-    config = run.config
-    path = config.getoption("benchmark_json", None)
-    if not path or any(result.outcome == "timed" for result in run.ledger):
-        return
-    hook = config.hook
-    machine_info = hook.pytest_benchmark_generate_machine_info(config=config)
-    hook.pytest_benchmark_update_machine_info(config=config, machine_info=machine_info)
-    commit_info = hook.pytest_benchmark_generate_commit_info(config=config)
-    hook.pytest_benchmark_update_commit_info(config=config, commit_info=commit_info)
-    output = hook.pytest_benchmark_generate_json(
-        config=config, benchmarks=[], include_data=True, machine_info=machine_info, commit_info=commit_info
-    )
-    hook.pytest_benchmark_update_json(config=config, benchmarks=[], output_json=output)
-    Path(getattr(path, "name", path)).write_text(json.dumps(output, indent=4))

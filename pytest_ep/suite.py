@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from typing import ClassVar
 
-from pytest_ep.backends.base import EPBackend
-
 if TYPE_CHECKING:
+    from pytest_ep.backends.base import EPBackend
     from pytest_ep.case import Case
 
 

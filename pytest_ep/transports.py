@@ -53,6 +53,7 @@ class Transports:
         self._live: Live | None = None
         self._refused: dict[Key, AgreedSkip] = {}
         self._failed: dict[Key, str] = {}
+        self._lost = ""
 
     def of(self, cell: Cell, backend: type[EPBackend], items: Iterable[pytest.Item]) -> Live:
         """Return the live transport of a cell's key, sized for the largest selected T of that key.
@@ -83,10 +84,26 @@ class Transports:
         if not self._run.fate.broken_by:
             return
         live, self._live = self._live, None
+        since = self._run.fate.broken_by
+        if not self._lost and any(self._run.fate.ballot.gather("device health", self._device_fault())):
+            self._lost = f"not run: a device's context is lost since {since}"
+        if self._lost:
+            raise AgreedFailure(Failure(self._lost))
         if live is not None:
             with contextlib.suppress(Exception):  # it may wait for nobody: its groups are gone
                 live.backend.close()
-        self._run.fate.together("rebuilding the process groups", self._run.mend)
+        try:
+            self._run.fate.together("rebuilding the process groups", self._run.mend)
+        except AgreedFailure:
+            self._lost = f"not run: the process groups could not be rebuilt since {since}"
+            raise
+
+    def _device_fault(self) -> str:
+        try:
+            self._run.ranks.synchronize()
+        except Exception as error:  # a sticky error: every later call on the device would say the same
+            return str(error)
+        return ""
 
     def _construct(self, cell: Cell, backend: type[EPBackend], max_tokens: int) -> Live:
         run, key = self._run, cell.key

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from pytest_ep.matrix.shapes import Shape
 
+MODES = ("normal", "low_latency")
+PRECISIONS = ("bf16", "fp8")
+
 
 @dataclass(frozen=True, slots=True)
 class Skip:

@@ -9,12 +9,12 @@ from typing import Protocol
 
 import pytest
 
+from pytest_ep.matrix.cells import MODES
+from pytest_ep.matrix.cells import PRECISIONS
 from pytest_ep.matrix.cells import Cell
 from pytest_ep.matrix.cells import Key
 from pytest_ep.matrix.cells import Skip
 from pytest_ep.matrix.machine import Machine
-from pytest_ep.matrix.platforms import MODES
-from pytest_ep.matrix.platforms import PRECISIONS
 from pytest_ep.matrix.platforms import UNLISTED_EP_SIZES
 from pytest_ep.matrix.platforms import Platforms
 from pytest_ep.matrix.shapes import DEFAULT_MODEL

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from pytest_ep.matrix.cells import MODES
+from pytest_ep.matrix.cells import PRECISIONS
 from pytest_ep.matrix.cells import Key
 from pytest_ep.matrix.cells import Skip
 from pytest_ep.matrix.fields import Fields
@@ -21,8 +23,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-MODES = ("normal", "low_latency")
-PRECISIONS = ("bf16", "fp8")
 EVIDENCE = ("measured", "upstream", "expected")
 UNLISTED_EP_SIZES = (1, 2, 4, 8, 16)
 """EP sizes listed for a device, or a backend, that the file does not know."""

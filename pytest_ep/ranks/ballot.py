@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
 from collections.abc import Callable
@@ -35,6 +36,8 @@ class Ballot:
         self.pulse = pulse
         self.closing = False
         self.stop = ""
+        self.waiting = False
+        self.left_seen = 0
         self._store = store
         self._turn = 0
 
@@ -64,16 +67,36 @@ class Ballot:
         """Take a place in the order in which ranks come to ``topic`` before the next turn: 1 is first."""
         if self._store is None:
             return 1
+        self._ask(lambda store: store.add("left", 1))
         return int(self._ask(lambda store: store.add(f"order/{self._turn}/{topic}", 1)))
+
+    def catch_up(self) -> None:
+        """Note that all who left their work until now have been heard in a turn."""
+        if self._store is not None:
+            self.left_seen = int(self._ask(lambda store: store.add("left", 0)))
+
+    def follow(self, topic: str, *, leads: bool, limit: float) -> None:
+        """Wait for the rank that leads to have come here, at most ``limit`` seconds; it waits for nobody."""
+        if self._store is None:
+            return
+        deadline = time.monotonic() + limit
+        with contextlib.suppress(RuntimeError):  # the store's host has left: so may everyone
+            if leads:
+                self._store.set(topic, "")
+            while not self._store.check([topic]) and time.monotonic() < deadline:
+                self.pulse.beat()
+                time.sleep(LONGEST_NAP)
 
     def _await(self, keys: list[str], topic: str) -> None:
         phase, nap, waited = self.pulse.phase, FIRST_NAP, 0.0
+        self.waiting = True
         while not self._ask(lambda store: store.check(keys)):
             time.sleep(nap)
             waited += nap
             if waited > 20 * nap:
                 nap = min(2 * nap, LONGEST_NAP)
             self.pulse.beat(f"waiting for the other ranks after {phase} ({topic})")
+        self.waiting = False
         self.pulse.beat(phase)
 
     def _ask(self, question: Callable[[Store], Any]) -> Any:

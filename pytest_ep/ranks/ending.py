@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pytest_ep.ranks.watchdog import Ending
+from pytest_ep.ranks.watchdog import LastWords
+
+SILENCE = 3.0
+"""Seconds without a step after which a rank counts as silent in a report; waiting for a ballot is a step."""
+WAITS = ("torch/distributed/", "torch/cuda/")
+"""Where a rank's stack ends while it waits for others, in a collective or for its device."""
 
 
 def early_report(ending: Ending) -> str:
     """Name the ranks that are gone or stopped, where each was, its stack and its last lines."""
-    gone = [rank for rank, words in enumerate(ending.words) if words is None]
-    lines = [ending.cause]
-    if gone:
-        who = ", ".join(map(str, gone))
-        lines[0] = f"rank {who} is gone (killed, crashed or exited): {ending.cause}"
+    lines = [_cause(ending)]
     for rank, words in enumerate(ending.words):
         status = words.status if words is not None else ending.seen[rank]
         if status is None:
@@ -25,3 +27,26 @@ def early_report(ending: Ending) -> str:
         if words is not None and words.printed:
             lines += [f"  rank {rank} printed:", *(f"    {line}" for line in words.printed.splitlines())]
     return "\n".join(lines)
+
+
+def _cause(ending: Ending) -> str:
+    """Blame those that are gone; else, of the silent ones, those that do not merely wait for others."""
+    gone = [rank for rank, words in enumerate(ending.words) if words is None]
+    if gone:
+        who = f"rank {gone[0]} is" if len(gone) == 1 else f"ranks {', '.join(map(str, gone))} are"
+        return f"{who} gone (killed, crashed, exited, or stuck holding the interpreter): {ending.cause}"
+    silent = {rank: words for rank, words in enumerate(ending.words) if words and _is_silent(words)}
+    stopped = [rank for rank, words in silent.items() if not _waits(words)]
+    if stopped and len(stopped) < len(ending.words):
+        words = silent[stopped[0]]
+        return f"rank {stopped[0]} stopped in {words.status.phase!r}, others wait for it: {ending.cause}"
+    return ending.cause
+
+
+def _is_silent(words: LastWords) -> bool:
+    return words.status.age > SILENCE
+
+
+def _waits(words: LastWords) -> bool:
+    last = [line for line in words.stack.splitlines() if line.lstrip().startswith("File ")][-1:]
+    return bool(last) and any(place in last[0] for place in WAITS)

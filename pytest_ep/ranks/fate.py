@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,11 +131,13 @@ class Fate:
     def _leave(self, phase: str) -> int:
         place = self.ballot.place(phase)
         self.broken_by = self.ballot.pulse.case or phase
-        self.abandon()
+        with contextlib.suppress(Exception):  # must not hide the failure that is being reported
+            self.abandon()
         return place
 
     def _first(self, votes: list[Vote], outcome: str) -> int | None:
         ranks = [rank for rank, vote in enumerate(votes) if vote.outcome == outcome]
         if any(votes[rank].place for rank in ranks):
             self.broken_by = self.broken_by or self.ballot.pulse.case
+            self.ballot.catch_up()
         return min(ranks, key=lambda rank: (votes[rank].place, rank), default=None)

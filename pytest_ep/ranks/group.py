@@ -56,6 +56,7 @@ class Ranks:
         self._generation = 0
         self._control: ProcessGroup | None = None
         self._nccl: ProcessGroup | None = None
+        self._nccl_live: ProcessGroup | None = None
         self.device = torch.device("cpu")
         if devices:
             self.device = torch.device("cuda", identity.local_rank % devices)
@@ -99,9 +100,14 @@ class Ranks:
         A gloo peer sees the connection close once nothing here refers to the group; NCCL kernels end once
         the communicator is aborted.
         """
-        if self._nccl is not None:
-            self._nccl._get_backend(self.device).abort()
+        self.abort_device()
         self.close()
+
+    def abort_device(self) -> None:
+        """End this rank's NCCL kernels, which would wait for a peer that has left. From any thread."""
+        nccl, self._nccl_live = self._nccl_live, None
+        if nccl is not None:
+            nccl._get_backend(self.device).abort()
 
     def rebuild(self) -> None:
         """Make new groups after a fault, on all ranks together."""
@@ -110,7 +116,7 @@ class Ranks:
 
     def close(self) -> None:
         """Leave the groups; a gloo process that exits inside one can abort."""
-        self._control = self._nccl = None
+        self._control = self._nccl = self._nccl_live = None
         if dist.is_initialized():
             dist.destroy_process_group()
         gc.collect()
@@ -129,4 +135,6 @@ class Ranks:
         )
         self._control = dist.group.WORLD
         if self.devices and not self.oversubscribed:
-            self._nccl = dist.new_group(backend="nccl", timeout=self._timeout)
+            # NCCL's own watchdog would end the process at an error; ours reports it.
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+            self._nccl = self._nccl_live = dist.new_group(backend="nccl", timeout=self._timeout)

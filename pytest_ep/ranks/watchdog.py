@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import pickle
@@ -33,6 +34,8 @@ LAST_WORDS = 1.5
 """Seconds that the reporter waits for the other ranks' last words: who says none by then is gone."""
 INTERRUPT_GRACE = 4.0
 """Seconds that Ctrl-C leaves for the running case to end on all ranks."""
+LEFT_GRACE = 1.0
+"""Seconds that a rank may go on with its work after a peer left the same work."""
 REPORT_LIMIT = 8.0
 """Seconds that the others wait for the reporter before they leave."""
 
@@ -72,7 +75,8 @@ class Watchdog:
     """Publishes this rank's status, watches the others', and ends the run when one is lost.
 
     ``report`` runs in this thread on the lowest rank that is left; ``printed`` returns the last lines that
-    this rank's running case printed.
+    this rank's running case printed; ``free`` lets this rank's main thread out of a device collective that a
+    peer has left.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class Watchdog:
         *,
         report: Callable[[Ending], None],
         printed: Callable[[], str],
+        free: Callable[[], None],
     ) -> None:
         self._identity = identity
         self._store = store
@@ -91,6 +96,9 @@ class Watchdog:
         self._limits = limits
         self._report = report
         self._printed = printed
+        self._free = free
+        self._freed = 0
+        self._left_since = 0.0
         self._main = threading.get_ident()
         self._stopped = threading.Event()
         self._wake, self._waker = os.pipe()
@@ -107,10 +115,13 @@ class Watchdog:
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._handlers[number] = signal.signal(number, _heard_by_the_watchdog)
+        self._ballot.pulse.beat("collection")
         self._thread.start()
 
     def stop(self) -> None:
         """Stop watching and give the signals back. From the main thread."""
+        if self._stopped.is_set():
+            return
         self._stopped.set()
         self._thread.join()
         signal.set_wakeup_fd(-1)
@@ -153,7 +164,21 @@ class Watchdog:
         self._say(self._store, f"status/{self._identity.rank}", (self._ticks, status))
         if self._store.check(["end"]):
             return cause or self._store.get("end").decode()
+        self._free_if_left(self._store)
         return cause or self._look_at_others(self._store)
+
+    def _free_if_left(self, store: Store) -> None:
+        """Free the main thread where a peer left its work and this one still waits for it."""
+        left = int(store.add("left", 0))
+        if left <= max(self._ballot.left_seen, self._freed) or self._ballot.waiting:
+            self._left_since = 0.0
+            return
+        now = time.monotonic()
+        self._left_since = self._left_since or now
+        if now - self._left_since > LEFT_GRACE:
+            self._freed = left
+            with contextlib.suppress(Exception):  # if it cannot be freed, the rank timeout ends the run
+                self._free()
 
     def _look_at_others(self, store: Store) -> str:
         self._read_statuses(store)
@@ -173,7 +198,7 @@ class Watchdog:
     def _overdue(self, rank: int, status: Status) -> str:
         if status.age > (status.long or self._limits.rank):
             limit = "its own limit" if status.long else "--ep-rank-timeout"
-            return f"rank {rank} stopped in {status.phase!r}: silent for {status.age:.0f} s ({limit})"
+            return f"rank {rank} was silent for {status.age:.0f} s in {status.phase!r} ({limit})"
         if status.case_age > self._limits.case:
             return f"the case takes more than {self._limits.case:.0f} s (--ep-case-timeout)"
         return ""
@@ -248,6 +273,15 @@ class Watchdog:
             return self._dump_path(rank).read_text()
         except OSError:  # another host's, or never written
             return ""
+
+
+def announce(identity: Identity, store: Store, cause: str, text: str) -> None:
+    """Tell the other ranks why this one will not come, where it cannot take part in the session at all."""
+    words: Any = pickle.dumps(LastWords(Status("", "collection", 0.0, 0.0, 0.0), text, ""))
+    store.set(f"last/{identity.rank}", words)
+    store.compare_set("end", "", cause)
+    if identity.rank == 0:
+        store.set("reported", "")  # it reports for itself
 
 
 def _heard_by_the_watchdog(number: int, frame: FrameType | None) -> None:

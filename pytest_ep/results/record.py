@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from itertools import chain
 from itertools import repeat
 from typing import TYPE_CHECKING
+from typing import Any
 from typing import Literal
 from typing import TypeAlias
 
@@ -151,6 +154,14 @@ class Recorder:
             bench.extra_info.update(rows[component])
             CLOCK.replay(bench, thin(measurement.seconds[component]).tolist())
 
+    def rows(self) -> list[dict[str, JSON]]:
+        """Return the recorded rows as pytest-benchmark writes them."""
+        return [
+            bench.stats.as_dict(include_data=True)
+            for bench in self._benchmarks.values()
+            if bench.stats is not None and not bench.has_error
+        ]
+
     def discard(self) -> None:
         """Keep this case's rows out of every result file."""
         for bench in self._benchmarks.values():
@@ -205,7 +216,8 @@ class CaseResult:
     ``reason`` is one line: why it was skipped, only checked, or failed; empty where it was timed.
     ``code`` is the skip code, or the names of the checks that found a wrong result; empty where the case
     failed otherwise. ``rank``, ``token`` (global) and ``column`` locate a wrong result. ``rows`` are those of
-    ``Measurement``, of a timed case only.
+    ``Measurement``, of a timed case only. ``identity`` is a digest of what its numbers depend on, but for the
+    ``versions`` of its transport.
     """
 
     nodeid: str
@@ -220,6 +232,37 @@ class CaseResult:
     error: float | None = None
     bit_exact: float | None = None
     rows: Rows = field(default_factory=dict)
+    identity: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def line(self) -> dict[str, JSON]:
+        """Return what files say of this case, rows apart."""
+        return {
+            "case": self.nodeid,
+            "outcome": self.outcome,
+            "code": self.code,
+            "reason": self.reason,
+            "diagnosis": self.diagnosis,
+            "identity": self.identity,
+            "versions": dict(self.versions),
+        }
+
+    @classmethod
+    def resumed(cls, cell: Cell, entry: Mapping[str, Any]) -> CaseResult:
+        """Return a result that an earlier run's file holds, with its rows."""
+        rows = {row["params"]["component"]: row["extra_info"] for row in entry["rows"]}
+        some: Mapping[str, Any] = next(iter(rows.values()), {})
+        return cls(
+            entry["case"],
+            cell,
+            entry["outcome"],
+            entry["reason"],
+            error=some.get("error"),
+            bit_exact=some.get("bit_exact"),
+            rows=rows,
+            identity=entry["identity"],
+            versions=entry["versions"],
+        )
 
     @classmethod
     def timed(cls, nodeid: str, cell: Cell, measurement: Measurement) -> CaseResult:
@@ -239,6 +282,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self._results: dict[str, CaseResult] = {}
+        self.not_run: list[str] = []
+        self.stopped_by = ""
 
     def __iter__(self) -> Iterator[CaseResult]:
         return iter(self._results.values())
@@ -254,22 +299,28 @@ class Ledger:
             self._results[result.nodeid] = result
 
     def section(self) -> dict[str, JSON]:
-        """Return the ``pytest_ep`` section of a result file: every case that left no timing row, and why."""
-        return {
-            "schema": SCHEMA,
-            "failed": [
-                {"case": result.nodeid, "reason": result.reason, "diagnosis": result.diagnosis}
-                for result in self
-                if result.outcome == "failed"
-            ],
-            "skipped": [
-                {"case": result.nodeid, "code": result.code, "reason": result.reason}
-                for result in self
-                if result.outcome == "skipped"
-            ],
-            "checked": [
-                {"case": result.nodeid, "reason": result.reason}
-                for result in self
-                if result.outcome == "checked"
-            ],
-        }
+        """Return the ``pytest_ep`` section of a result file."""
+        return section([result.line() for result in self], self.not_run, self.stopped_by)
+
+
+def section(lines: Sequence[Mapping[str, JSON]], not_run: Iterable[str], why: str) -> dict[str, JSON]:
+    """Return the ``pytest_ep`` section: every case that left no timing row, and why; who finished as what.
+
+    ``lines`` are those of ``CaseResult.line``; ``not_run`` are selected cases that were never reached.
+    """
+
+    def of(outcome: str, *names: str) -> JSON:
+        return [{name: line[name] for name in names} for line in lines if line["outcome"] == outcome]
+
+    return {
+        "schema": SCHEMA,
+        "failed": of("failed", "case", "code", "reason", "diagnosis"),
+        "skipped": of("skipped", "case", "code", "reason"),
+        "checked": of("checked", "case", "reason"),
+        "not_run": [{"case": case, "reason": why} for case in not_run],
+        "cases": [
+            {name: line[name] for name in ("case", "outcome", "reason", "identity", "versions")}
+            for line in lines
+            if line["outcome"] in ("timed", "checked")
+        ],
+    }

@@ -1,6 +1,6 @@
 """A baseline transport that does one thing wrong on some ranks, at one T: what ranks must survive together.
 
-The fault is named by PYTEST_EP_FAULT=KIND@RANKS[:T], with ranks as ``1`` or ``0+1``.
+Faults are named by PYTEST_EP_FAULT=KIND@RANKS[:T],..., with ranks as ``1`` or ``0+1`` and T 4 unless given.
 """
 
 from __future__ import annotations
@@ -26,9 +26,21 @@ from pytest_ep.ranks.group import Ranks
 from pytest_ep.results.record import Recorder
 from pytest_ep.workload.problem import Problem
 
-KIND, _, _WHERE = os.environ.get("PYTEST_EP_FAULT", "none@0").partition("@")
-RANKS = {int(rank) for rank in _WHERE.partition(":")[0].split("+")}
-TOKENS = int(_WHERE.partition(":")[2] or 4)
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def _mine() -> dict[str, int]:
+    """Return the T of each fault of this rank, by kind."""
+    found = {}
+    for fault in filter(None, os.environ.get("PYTEST_EP_FAULT", "").split(",")):
+        kind, _, where = fault.partition("@")
+        ranks, _, tokens = where.partition(":")
+        if str(RANK) in ranks.split("+"):
+            found[kind] = int(tokens or 4)
+    return found
+
+
+MINE = _mine()
 
 
 class InjectedError(Exception):
@@ -74,10 +86,11 @@ WHERE = {
 }
 
 
-def strike(place: str, rank: int, tokens: int) -> None:
-    """Commit the fault where this is its place, its rank and its T."""
-    if KIND in FAULTS and WHERE.get(KIND, "dispatch") == place and rank in RANKS and tokens == TOKENS:
-        FAULTS[KIND]()
+def strike(place: str, tokens: int) -> None:
+    """Commit each fault of this rank whose place and T these are."""
+    for kind, when in MINE.items():
+        if kind in FAULTS and WHERE.get(kind, "dispatch") == place and tokens == when:
+            FAULTS[kind]()
 
 
 class Faulty(TorchA2A):
@@ -88,22 +101,22 @@ class Faulty(TorchA2A):
 
     def __init__(self, ranks: Ranks, shape: Shape, mode: str, precision: str, max_tokens: int) -> None:
         """Construct, or fail at it."""
-        strike("construct", ranks.rank, TOKENS)
+        strike("construct", MINE.get("in-setup", 0))
         super().__init__(ranks, shape, mode, precision, max_tokens)
 
     def dispatch(self, problem: Problem) -> Exchange:
         """Dispatch, or fail before."""
-        strike("dispatch", problem.rank, problem.tokens)
+        strike("dispatch", problem.tokens)
         return super().dispatch(problem)
 
     def receive(self, problem: Problem, handle: Exchange) -> Received:
         """Receive, or fail between dispatch and combine."""
-        strike("receive", problem.rank, problem.tokens)
+        strike("receive", problem.tokens)
         return super().receive(problem, handle)
 
     def combine(self, problem: Problem, handle: Exchange, staged: Tensor) -> Tensor:
         """Combine, or fail before."""
-        strike("combine", problem.rank, problem.tokens)
+        strike("combine", problem.tokens)
         return super().combine(problem, handle, staged)
 
 
@@ -116,26 +129,25 @@ class FaultySuite(EPSuite):
     def _around(
         self, monkeypatch: pytest.MonkeyPatch, tokens: int, ep_run: object, request: pytest.FixtureRequest
     ) -> Iterator[None]:
-        rank = int(os.environ.get("RANK", "0"))
-        if KIND == "skips-alone" and rank in RANKS and tokens == TOKENS:
+        if MINE.get("skips-alone") == tokens:
             pytest.skip("only here")
         unchanged, record = checks.inputs_unchanged, Recorder.record
 
         def faulty_oracle(problem: Problem) -> bool:
-            strike("oracle", problem.rank, problem.tokens)
+            strike("oracle", problem.tokens)
             return unchanged(problem)
 
         def faulty_record(recorder: Recorder, measurement: object) -> None:
-            strike("recording", rank, tokens)
+            strike("recording", tokens)
             record(recorder, measurement)  # type: ignore[arg-type]
 
         monkeypatch.setattr(checks, "inputs_unchanged", faulty_oracle)
         monkeypatch.setattr(Recorder, "record", faulty_record)
         yield
-        strike("teardown", rank, tokens)
+        strike("teardown", tokens)
 
 
-if KIND == "collects-differently" and int(os.environ.get("RANK", "0")) in RANKS:
+if "collects-differently" in MINE:
 
     def test_only_here() -> None:
         """An item that other ranks do not have."""
@@ -146,5 +158,5 @@ else:
         """An item in its place."""
 
 
-if KIND == "fails-to-import" and int(os.environ.get("RANK", "0")) in RANKS:
+if "fails-to-import" in MINE:
     raise InjectedError("injected while importing")

@@ -1,0 +1,125 @@
+"""The files of a run: never overwritten, written by the reporting rank alone, complete after a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from collections.abc import Mapping
+from datetime import datetime
+from datetime import timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ep.results import journal
+from pytest_ep.results.journal import Journal
+
+
+def result_path(config: pytest.Config) -> Path | None:
+    """Return the path of --benchmark-json."""
+    path = config.getoption("benchmark_json", None)
+    return Path(path) if path else None
+
+
+def prepare(config: pytest.Config) -> str:
+    """Make the folder of the result file now; return why the run may not write there, or ""."""
+    path = result_path(config)
+    if path is None:
+        return ""
+    beside = journal.journal_path(path)
+    if path.exists():
+        return f"--benchmark-json={path} exists and is not overwritten: name another file or remove it"
+    if beside.exists():
+        return (
+            f"{beside} holds an unfinished run: pytest-ep recover {beside} makes its result file; "
+            "go on with --ep-resume and another --benchmark-json, or remove it"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"--benchmark-json={path}: cannot make its folder: {error.strerror}"
+    return ""
+
+
+def open_journal(config: pytest.Config, selected: Iterable[str]) -> Journal | None:
+    """Begin the journal beside the result file."""
+    path = result_path(config)
+    if path is None:
+        return None
+    machine_info, commit_info = describe(config)
+    head = {
+        "machine_info": machine_info,
+        "commit_info": commit_info,
+        "datetime": datetime.now(timezone.utc).isoformat(),
+        "version": metadata.version("pytest-benchmark"),
+        "selected": list(selected),
+    }
+    return Journal(journal.journal_path(path), head)
+
+
+def describe(config: pytest.Config) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return ``machine_info`` and ``commit_info`` as pytest-benchmark makes them."""
+    hook = config.hook
+    machine_info = hook.pytest_benchmark_generate_machine_info(config=config)
+    hook.pytest_benchmark_update_machine_info(config=config, machine_info=machine_info)
+    commit_info = hook.pytest_benchmark_generate_commit_info(config=config)
+    hook.pytest_benchmark_update_commit_info(config=config, commit_info=commit_info)
+    return machine_info, commit_info
+
+
+def write_without_rows(config: pytest.Config) -> None:
+    """Write the result file of a run that timed nothing: pytest-benchmark would write none."""
+    path = result_path(config)
+    if path is None:
+        return
+    machine_info, commit_info = describe(config)
+    output = config.hook.pytest_benchmark_generate_json(
+        config=config, benchmarks=[], include_data=True, machine_info=machine_info, commit_info=commit_info
+    )
+    config.hook.pytest_benchmark_update_json(config=config, benchmarks=[], output_json=output)
+    path.write_text(json.dumps(output, indent=4))
+
+
+def silence(config: pytest.Config) -> None:
+    """Stop what would write a result file, JUnit file or cache: the reporter alone writes."""
+    manager = config.pluginmanager
+    for plugin in list(manager.get_plugins()):
+        if type(plugin).__name__ == "LogXML":  # its own pytest_unconfigure wants to find it registered
+            plugin.logfile = os.devnull
+    silence_benchmark(config)
+    for name in ("lfplugin", "nfplugin", "stepwiseplugin"):
+        if manager.has_plugin(name):
+            manager.unregister(name=name)
+
+
+def silence_benchmark(config: pytest.Config) -> None:
+    """Stop pytest-benchmark from writing and from saying that it has nothing to write."""
+    if config.pluginmanager.has_plugin("benchmark"):
+        config.pluginmanager.unregister(name="benchmark")
+
+
+def resumable(path: Path) -> dict[str, dict[str, Any]]:
+    """Return what an earlier run finished, by node id. Raises pytest.UsageError."""
+    try:
+        return journal.finished(path)
+    except journal.JournalError as error:
+        raise pytest.UsageError(f"--ep-resume: {error}") from None
+
+
+def still_holds(entry: Mapping[str, Any], identity: str) -> bool:
+    """Whether a finished case is the same case, of transports whose installed versions are the same."""
+    return entry["identity"] == identity and all(
+        _same_version(name, version) for name, version in entry["versions"].items()
+    )
+
+
+def _same_version(distribution: str, version: str) -> bool:
+    try:
+        installed = metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    # torch says 2.11.0+cu130 of itself where its metadata says 2.11.0
+    return installed.partition("+")[0] == version.partition("+")[0]
