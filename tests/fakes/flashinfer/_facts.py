@@ -18,8 +18,8 @@ class Facts:
     """One API generation.
 
     ``accumulate``: what combine adds in, "payload" or "float32"; ``even_experts``: experts must be a multiple
-    of ep_size; ``barrier``: construction ends in one; ``handles``: how memory is shared, "pidfd" or "sockets";
-    ``packed``: planes follow one another unpadded and the copy width looks at the row alone;
+    of ep_size; ``barrier``: construction ends in one; ``handles``: how memory is shared, "pidfd", "sockets"
+    or "agreed"; ``packed``: planes are unpadded and the copy width looks at the row alone;
     ``drops_invalid``: a token's expert id outside [0, experts) has no destination.
     """
 

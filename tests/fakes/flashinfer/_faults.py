@@ -1,7 +1,7 @@
 """The switch: PYTEST_EP_FAKE_FAULT=name[:number][@rank], several of them separated by commas.
 
-The number is seconds for what takes time, otherwise which call (or which T) is meant. Without a rank the fault
-is on every rank. Entries are those of facts/field-reports.md.
+The number is seconds for what takes time, otherwise which call (or which T) is meant. Without a rank the
+fault is on every rank. Entries are those of facts/field-reports.md.
 """
 
 from __future__ import annotations

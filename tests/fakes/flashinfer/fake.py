@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Counts:
-    """``opened`` and ``closed`` workspaces, ``dispatches`` and ``combines`` entered, modules ``built`` here."""
+    """Workspaces ``opened`` and ``closed``, ``dispatches`` and ``combines`` entered, modules ``built``."""
 
     opened: int = 0
     closed: int = 0

@@ -28,7 +28,7 @@ def target_ranks(expert_ids: Tensor, ep_size: int, experts: int, drops_invalid: 
 
 
 def send_slots(targets: Tensor, ep_size: int, seed: int) -> tuple[Tensor, list[int]]:
-    """[T, K] slot of each sending choice in its destination's plane, in no order of tokens; and the counts."""
+    """[T, K] slot of each sending choice in its plane, in no order of tokens; and each plane's count."""
     slots = torch.full_like(targets, -1)
     sent = []
     for rank in range(ep_size):
@@ -57,7 +57,8 @@ def spoil(plane: Tensor, filled: int, experts: int, seed: int) -> None:
 def reduce(contributions: Tensor, accumulate: str) -> Tensor:
     """Sum [K, T, H] over choices by pairs at distance 1, 2, 4, ...; narrowed at every add or once."""
     dtype = contributions.dtype
-    terms = list(contributions.to(torch.float32) if accumulate == "float32" else contributions)
+    wide = contributions.to(torch.float32) if accumulate == "float32" else contributions
+    terms: list[Tensor] = list(wide.unbind())
     distance = 1
     while distance < len(terms):
         for first in range(0, len(terms) - distance, 2 * distance):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +48,32 @@ def view(record: Record, offset: int, shape: tuple[int, ...], dtype: torch.dtype
     return record.own[offset : offset + size].view(dtype).view(shape)
 
 
+def exchange(record: Record, data: Any) -> Any:
+    """What each rank brings to this kernel. A kernel whose peer never comes does not fail: it waits."""
+    try:
+        return record.comm.allgather(data)
+    except RuntimeError:
+        _faults.hang()
+
+
+def plane_offsets(payloads: list[Tensor], start: int, geometry: Geometry) -> tuple[list[int], int]:
+    """Where the planes of each payload begin, and where the last ends.
+
+    Packed planes are copied in the widest unit that divides the row, wherever the plane begins.
+    """
+    offsets, end = [], start
+    for payload in payloads:
+        row = payload.shape[1] * payload.element_size()
+        if FACTS.name == "0.7.4":
+            end = align(end)
+        if FACTS.packed and end % math.gcd(row, 16):
+            _device.lose(_device.MISALIGNED)
+        require(end % payload.element_size() == 0, "Misaligned payload buffer")
+        offsets.append(end)
+        end += geometry.ep_size * geometry.runtime_max * row
+    return offsets, end
+
+
 def initialize(workspace: Tensor, ep_rank: int, ep_size: int) -> None:
     """Let peers in; the workspace must span exactly the EP group."""
     _device.check()
@@ -65,9 +93,7 @@ def check_inputs(ids: Tensor, payloads: list[Tensor], geometry: Geometry) -> Non
     require(ids.dim() == 2, "token_selected_experts must be 2D")
     require(ids.shape[1] == geometry.top_k, "token_selected_experts shape mismatch")
     require(len(payloads) > 0, "At least one payload is required")
-    require(
-        len(payloads) <= FACTS.max_payloads, f"Too many payloads: {len(payloads)} > {FACTS.max_payloads}"
-    )
+    require(len(payloads) <= FACTS.max_payloads, f"Too many payloads: {len(payloads)} > {FACTS.max_payloads}")
     for index, payload in enumerate(payloads):
         require(payload.is_contiguous(), "payload must be contiguous")
         require(payload.dim() == 2, f"payload {index} must be 2D")
@@ -81,13 +107,15 @@ def check_inputs(ids: Tensor, payloads: list[Tensor], geometry: Geometry) -> Non
     if FACTS.even_experts:
         require(geometry.experts % geometry.ep_size == 0, "num_experts must be divisible by ep_size")
     if geometry.top_k not in FACTS.top_ks:
-        raise RuntimeError("Error in function 'moe_a2a_dispatch_launch' at moeAlltoAllKernels.cu: Unsupported top_k")
+        raise RuntimeError(
+            "Error in function 'moe_a2a_dispatch_launch' at moeAlltoAllKernels.cu: Unsupported top_k"
+        )
 
 
 def dispatch(
     ids: Tensor, payloads: list[Tensor], record: Record, offsets: list[int], geometry: Geometry
 ) -> list[Tensor]:
-    """Exchange the payloads; planes [ep_size, runtime_max, columns] at ``offsets``, garbage past the counts."""
+    """Exchange the payloads: planes [ep_size, runtime_max, columns], garbage past the counts."""
     _device.check()
     counts.dispatches += 1
     if _faults.at("launch-failure", counts.dispatches):
@@ -104,7 +132,7 @@ def dispatch(
     record.targets = _kernels.target_ranks(ids, geometry.ep_size, geometry.experts, FACTS.drops_invalid)
     record.slots, _ = _kernels.send_slots(record.targets, geometry.ep_size, seed)
     rows = [bytes(payload.detach().reshape(-1).view(torch.uint8).numpy()) for payload in payloads]
-    arrived = record.comm.allgather((record.targets, record.slots, rows))
+    arrived = exchange(record, (record.targets, record.slots, rows))
     planes = [
         view(record, offset, (geometry.ep_size, geometry.runtime_max, payload.shape[1]), payload.dtype)
         for offset, payload in zip(offsets, payloads, strict=True)
@@ -146,7 +174,7 @@ def combine(payload: Tensor, local_tokens: int, record: Record, region: Tensor, 
         for source, filled in enumerate(record.received):
             region[source, :filled] = payload[source, :filled]
     filled_rows = [region[source, :filled].clone() for source, filled in enumerate(record.received)]
-    held = [planes[geometry.ep_rank] for planes in record.comm.allgather(filled_rows)]
+    held = [planes[geometry.ep_rank] for planes in exchange(record, filled_rows)]
     hidden = payload.shape[2]
     contributions = torch.zeros((geometry.top_k, local_tokens, hidden), dtype=payload.dtype)
     for rank, plane in enumerate(held):

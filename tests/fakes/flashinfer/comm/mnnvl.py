@@ -20,11 +20,14 @@ from .. import _device
 from .. import _faults
 from .._facts import FACTS
 from ..fake import counts
-from .comm_backend import CommBackend as CommBackend
+from .comm_backend import CommBackend
 from .mapping import Mapping
 
+__all__ = ["CommBackend", "MnnvlConfig", "MnnvlMemory", "Record"]
 if _faults.active("partial-communicator") is None:
-    from .comm_backend import TorchDistBackend as TorchDistBackend
+    from .comm_backend import TorchDistBackend
+
+    __all__ += ["TorchDistBackend"]
 
 IMEX_HINT = (
     "FABRIC handles need IMEX channel 0 (/dev/nvidia-caps-imex-channels/channel0; pass it into containers "
@@ -92,9 +95,9 @@ class MnnvlMemory:
         comm = MnnvlMemory.get_comm(mapping)
         sizes = comm.allgather(size)
         assert all(other == size for other in sizes), "Not all rank allocating same size."
-        _share_handles(comm)
         keeper = tempfile.TemporaryDirectory(prefix="fake-flashinfer-") if comm.Get_rank() == 0 else None
         folder = comm.allgather(keeper.name if keeper else "")[0]
+        _share_handles(comm)
         # all ones is NaN in every floating dtype: what nobody wrote must not look like data
         own = torch.full((size,), 0xFF, dtype=torch.uint8)
         self.ptr = own.data_ptr()
