@@ -17,7 +17,7 @@ from pathlib import Path
 KINDS = (
     "exits killed segfault leaves-quietly in-setup before-dispatch between in-combine in-oracle in-recording "
     "in-teardown spins native-wait holds-the-gil sleeps collects-differently fails-to-import skips-alone "
-    "interrupted exit-call none"
+    "interrupted exit-call killed-inside none"
 ).split()
 MODULE = """
 from tests.faulty.fate import *
