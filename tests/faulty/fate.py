@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 import pytest
+import torch
 from torch import Tensor
 
 from pytest_ep import EPSuite
@@ -51,6 +52,12 @@ def _raise() -> None:
     raise InjectedError("injected")
 
 
+def _index_out_of_bounds() -> None:
+    """Trip an assertion in a kernel: every later call on this device fails, too."""
+    table = torch.zeros(1, device="cuda")
+    table[torch.tensor([5], device="cuda")].sum().item()
+
+
 def _spin() -> None:
     while True:
         pass
@@ -61,6 +68,8 @@ FAULTS: dict[str, Callable[[], object]] = {
     "leaves-quietly": lambda: os._exit(0),
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: ctypes.string_at(0),
+    "killed-inside": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "device-assert": lambda: _index_out_of_bounds(),
     "before-dispatch": _raise,
     "between": _raise,
     "in-combine": _raise,
@@ -76,6 +85,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     "exit-call": lambda: pytest.exit("injected"),
 }
 WHERE = {
+    "killed-inside": "exchange",
     "between": "receive",
     "in-combine": "combine",
     "in-setup": "construct",
@@ -107,6 +117,8 @@ class Faulty(TorchA2A):
     def dispatch(self, problem: Problem) -> Exchange:
         """Dispatch, or fail before."""
         strike("dispatch", problem.tokens)
+        super()._all_to_all(problem.x.new_zeros(self._ranks.size))
+        strike("exchange", problem.tokens)
         return super().dispatch(problem)
 
     def receive(self, problem: Problem, handle: Exchange) -> Received:
@@ -147,15 +159,14 @@ class FaultySuite(EPSuite):
         strike("teardown", tokens)
 
 
+def test_everywhere() -> None:
+    """An item that is no case and that all ranks have."""
+
+
 if "collects-differently" in MINE:
 
     def test_only_here() -> None:
         """An item that other ranks do not have."""
-
-else:
-
-    def test_everywhere() -> None:
-        """An item in its place."""
 
 
 if "fails-to-import" in MINE:

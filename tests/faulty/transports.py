@@ -84,11 +84,11 @@ class Stepped(Reducing):
         if problem.rank != CULPRIT:
             return right
         row = int((given.token == 0).nonzero()[0])
-        ordinary = (given.rows[row].float().abs() >= 1) & (right[0].abs() >= 0.02)
-        stepped = given.rows.clone()
-        stepped[row].view(torch.int16)[ordinary] += 1
-        wrong = reduction.rank_sum_fp32(replace(given, rows=stepped))
-        column = int((wrong[0] != right[0]).nonzero()[0])
+        rows = given.rows.clone()
+        rows[row].view(torch.int16)[:] += 1
+        wrong = reduction.rank_sum_fp32(replace(given, rows=rows))
+        change = (wrong[0] - right[0]).abs()
+        column = int(((change > 0) & (change <= 2**-7 * right[0].abs())).nonzero()[0])
         right[0, column] = wrong[0, column]
         return right
 

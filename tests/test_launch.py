@@ -1,0 +1,114 @@
+"""Starting ranks: --ep-nproc, what it returns, and a run that was started without any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.launching import python
+
+SUITE = """
+import pytest
+from pytest_ep import EPSuite
+
+class TestBaseline(EPSuite):
+    backend = "torch_a2a"
+
+    @pytest.fixture(autouse=True)
+    def _print(self, ep_run):
+        print("rank", ep_run.identity.rank, "of", ep_run.identity.size)
+
+def test_unrelated():
+    assert True
+
+def test_failing_on_rank_1(request):
+    from pytest_ep.run import RUN
+    assert request.config.stash[RUN].identity.rank != 1, "not on rank 1"
+"""
+SHAPE = "--ep-shape=hidden=64,experts=16,top_k=4"
+
+Launch = Callable[..., pytest.RunResult]
+
+
+@pytest.fixture
+def launch(pytester: pytest.Pytester) -> Launch:
+    """Run plain pytest over the suite above."""
+    pytester.makepyfile(test_it=SUITE)
+    common = (SHAPE, "--ep-tokens=1", "--ep-precision=bf16", "--ep-iterations=3", "-p", "no:cacheprovider")
+
+    def launched(*arguments: str, env: dict[str, str] | None = None) -> pytest.RunResult:
+        return python(pytester.path, "-m", "pytest", *common, *arguments, env=env)
+
+    return launched
+
+
+def test_nproc_runs_as_many_ranks_and_returns_0_where_all_passed(launch: Launch) -> None:
+    result = launch("--ep-nproc=2", "-k", "torch_a2a or unrelated", "-s")
+    assert result.ret == 0
+    assert result.parseoutcomes()["passed"] == 2
+    result.stdout.fnmatch_lines(["ep: 2 ranks on *", "*rank 0 of 2*"])
+    assert sum("test session starts" in line for line in result.outlines) == 1, "more than one rank reports"
+
+
+def test_nproc_returns_1_where_a_test_failed_on_a_rank_that_is_silent(launch: Launch) -> None:
+    result = launch("--ep-nproc", "2", "-k", "torch_a2a or failing")
+    assert result.ret == 1
+    result.assert_outcomes(passed=1, failed=1, skipped=result.parseoutcomes()["skipped"], deselected=1)
+    result.stdout.fnmatch_lines(["*rank 1 failed in call of test_it.py::test_failing_on_rank_1*"])
+    result.stdout.fnmatch_lines(["*not on rank 1*"])
+    assert "ChildFailedError" not in result.stderr.str(), "torchrun repeats what rank 0 has reported"
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--ep-tokens=0", "--ep-tokens 0: '0' is not a whole number from 1 to 65536"),
+        ("--ep-sku=h300", "--ep-sku: no 'h300', known: h100, *"),
+        ("--ep-nproc=two", "--ep-nproc two: 'two' is not a whole number from 1 to 1024"),
+        ("--ep-platforms=absent.toml", "*absent.toml*"),
+        ("--ep-clock=event", "--ep-clock event*accelerator*"),
+    ],
+)
+def test_a_wrong_option_is_refused_once_in_one_line_and_returns_4(
+    launch: Launch, option: str, said: str
+) -> None:
+    result = launch("--ep-nproc=2", option)
+    assert result.ret == 4
+    printed = [line for line in (*result.outlines, *result.errlines) if line.strip()]
+    assert len(printed) == 1, printed
+    result.stderr.fnmatch_lines([f"ERROR: {said}"])
+
+
+def test_nproc_returns_5_where_nothing_was_executed_and_0_where_that_is_accepted(launch: Launch) -> None:
+    result = launch("--ep-nproc=2", "-k", "torch_a2a", "--ep-size=4")
+    assert result.ret == 5
+    result.stdout.fnmatch_lines(
+        [
+            "skipped 1: ep-size: needs 4 ranks, launched with 2: torchrun --nproc-per-node 4",
+            "ep: no case was executed: exit code 5 (--ep-allow-skips to accept that)",
+        ]
+    )
+    allowed = launch("--ep-nproc=2", "-k", "torch_a2a", "--ep-size=4", "--ep-allow-skips")
+    assert allowed.ret == 0
+    allowed.stdout.no_fnmatch_line("*no case was executed*")
+
+
+def test_nproc_within_a_launcher_is_refused(launch: Launch) -> None:
+    result = launch("--ep-nproc=2", env={"RANK": "0", "WORLD_SIZE": "1"})
+    assert result.ret == 4
+    assert result.outlines == []
+    assert result.errlines[:1] == ["ERROR: --ep-nproc inside a launcher: drop it, or drop torchrun"]
+
+
+def test_without_ranks_the_run_is_ep1_and_says_how_to_get_more(launch: Launch) -> None:
+    result = launch("-k", "torch_a2a", "-v")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        [
+            "ep: 1 rank on *; more with --ep-nproc N, or under torchrun",
+            "*::test_case?cpu-ep01-normal-bf16-h64e16k4-uniform-T00001? PASSED *",
+            "*::test_case?cpu-ep02-normal-bf16-h64e16k4-uniform-Tany? SKIPPED*",
+        ]
+    )
+    assert result.parseoutcomes()["passed"] == 1
