@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import sha256
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 from typing import Any
 from typing import NoReturn
 
 import pytest
 
+from pytest_ep.matrix.cells import PROBE_NAMES
+from pytest_ep.matrix.cells import PROBE_TOKENS
 from pytest_ep.run import PLANNED
 from pytest_ep.run import Run
 from pytest_ep.run import announce
@@ -19,6 +24,9 @@ from pytest_ep.run import is_xdist_worker
 from pytest_ep.suite import EPSuite
 from pytest_ep.suite import backend_class
 from pytest_ep.suite import backend_name
+
+if TYPE_CHECKING:
+    from pytest_ep.matrix.plan import Planned
 
 ARGUMENTS = ("backend", "sku", "ep_size", "mode", "precision", "model", "routing", "tokens")
 XDIST_ID = "not-under-xdist"
@@ -35,16 +43,16 @@ def generate(metafunc: pytest.Metafunc, run: Run) -> None:
     run.active = True
     try:
         _generate(metafunc, suite, run)
-    except (
-        pytest.UsageError
-    ) as error:  # pytest would make a collection error of it: raised once all is collected
+    except pytest.UsageError as error:
+        # Raised again once all is collected: here pytest would make a collection error of it.
         run.usage_error = run.usage_error or error
-        metafunc.parametrize(ARGUMENTS, [])
+        metafunc.parametrize(_arguments(metafunc), [])
 
 
 def _generate(metafunc: pytest.Metafunc, suite: type[EPSuite], run: Run) -> None:
     if is_xdist_worker(metafunc.config):  # the controller refuses once it hears of this id
-        metafunc.parametrize(ARGUMENTS, [(None,) * len(ARGUMENTS)], ids=[XDIST_ID])
+        names = _arguments(metafunc)
+        metafunc.parametrize(names, [(None,) * len(names)], ids=[XDIST_ID])
         return
     if metafunc.config.getoption("dist", "no") != "no":
         raise pytest.UsageError(XDIST_REFUSED)
@@ -61,9 +69,25 @@ def _generate(metafunc: pytest.Metafunc, suite: type[EPSuite], run: Run) -> None
         ranks=run.identity.size,
         local_ranks=run.identity.local_size,
     )
-    run.planned.update({(name, planned.cell.id): planned for planned in cells})
-    values = [tuple(parameters(planned.cell).values()) for planned in cells]
-    metafunc.parametrize(ARGUMENTS, values, ids=[planned.cell.id for planned in cells])
+    items: dict[str, tuple[Planned, tuple[str, ...]]] = {one.cell.id: (one, ()) for one in cells}
+    if "probe" in metafunc.fixturenames:
+        items = dict(_probes(cells))
+    run.planned.update({(name, one): planned for one, (planned, _) in items.items()})
+    values = [(*parameters(planned.cell).values(), *extra) for planned, extra in items.values()]
+    metafunc.parametrize(_arguments(metafunc), values, ids=list(items))
+
+
+def _arguments(metafunc: pytest.Metafunc) -> tuple[str, ...]:
+    return (*ARGUMENTS, "probe") if "probe" in metafunc.fixturenames else ARGUMENTS
+
+
+def _probes(cells: Iterable[Planned]) -> Iterator[tuple[str, tuple[Planned, tuple[str, ...]]]]:
+    """Make the probes of each key that has a case to run; a skipped key has said why at its cases."""
+    from pytest_ep.matrix.plan import Planned
+
+    for key, cell in {one.cell.key: one.cell for one in cells if one.skip is None}.items():
+        planned = Planned(replace(cell, tokens=PROBE_TOKENS), None)
+        yield from ((f"{key}-{probe}", (planned, (probe,))) for probe in PROBE_NAMES)
 
 
 def mark(items: Iterable[pytest.Item], run: Run) -> None:
@@ -86,13 +110,13 @@ def mark(items: Iterable[pytest.Item], run: Run) -> None:
 
 
 def by_key(items: list[pytest.Item]) -> None:
-    """Sort stably so that each key of a module is one run of items: one construction per key."""
+    """Sort stably: each key of a module is one run of items, probes first, so it is constructed once."""
     first: dict[object, int] = {}
 
-    def place(item: pytest.Item) -> int:
+    def place(item: pytest.Item) -> tuple[int, bool]:
         planned = item.stash.get(PLANNED, None)
         key = item if planned is None else (item.path, planned.cell.key)
-        return first.setdefault(key, len(first))
+        return first.setdefault(key, len(first)), "probe" not in getattr(item, "fixturenames", ())
 
     items.sort(key=place)
 

@@ -68,9 +68,7 @@ def ep_recorder(
 
 
 @pytest.fixture
-def ep_live(
-    request: pytest.FixtureRequest, ep_run: Run, ep_cell: Cell, ep_recorder: Recorder, ep_transports: object
-) -> object:
+def ep_live(request: pytest.FixtureRequest, ep_run: Run, ep_cell: Cell, ep_transports: object) -> object:
     """The transport that serves this cell, constructed on all ranks together."""
     from pytest_ep.transports import Transports
 
@@ -91,3 +89,15 @@ def ep_case(
 
     assert isinstance(ep_live, Live)
     return Case(ep_run, ep_live, ep_cell, ep_recorder, request.node.nodeid)
+
+
+@pytest.fixture
+def ep_probe(
+    request: pytest.FixtureRequest, ep_run: Run, ep_cell: Cell, ep_live: object, probe: str
+) -> object:
+    """The probe, ready to run."""
+    from pytest_ep.probe import ProbeCase
+    from pytest_ep.transports import Live
+
+    assert isinstance(ep_live, Live)
+    return ProbeCase(ep_run, ep_live, ep_cell, probe, request.node.nodeid)

@@ -8,6 +8,7 @@ from typing import ClassVar
 if TYPE_CHECKING:
     from pytest_ep.backends.base import EPBackend
     from pytest_ep.case import Case
+    from pytest_ep.probe import ProbeCase
 
 
 class EPSuite:
@@ -18,6 +19,10 @@ class EPSuite:
     """
 
     backend: ClassVar[str | type[EPBackend]]
+
+    def test_probe(self, ep_probe: ProbeCase) -> None:
+        """One plain exchange of small integers, before the cases: a wrong result says what moved where."""
+        ep_probe.run()
 
     def test_case(self, ep_case: Case) -> None:
         """One cell: checked by the oracle, timed, checked again, recorded."""

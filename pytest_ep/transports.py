@@ -31,13 +31,14 @@ SEED = 67
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A constructed transport, how it adds, and the routing of its largest case."""
+    """A constructed transport, how it adds, its scale-up domain (ranks), the routing of its largest case."""
 
     key: Key
     backend: EPBackend
     reduction: Reduction
     facts: ModeFacts
     max_tokens: int
+    domain: int
     longest: Trace
 
     def trace(self, tokens: int) -> Trace:
@@ -133,7 +134,13 @@ class Transports:
         run.versions[key.backend] = live.versions
         domain = run.platforms.sku(key.sku, run.machine.devices).scale_up_domain
         return Live(
-            key, live, models.named(live.reduction, domain), backend.modes[key.mode], max_tokens, longest
+            key,
+            live,
+            models.named(live.reduction, domain),
+            backend.modes[key.mode],
+            max_tokens,
+            domain,
+            longest,
         )
 
     def _routing(self, cell: Cell, max_tokens: int) -> Trace:

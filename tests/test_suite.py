@@ -86,7 +86,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, name: str, more: str = ""
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    """A third party's backend alone, in two suites and two models, against pytest-benchmark's habits."""
+    """A third party's backend alone, probes and cases, in two suites and two models, shuffled."""
     folder = prepared(tmp_path_factory, "measured", MIXED)
     result = Torchrun(folder)(
         2,
@@ -118,7 +118,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Launch:
         "--ep-precision=bf16",
         "--ep-iterations=600",
         "-k",
-        "TestFirst",
+        "TestFirst and test_case",
         "--benchmark-json=results.json",
     )
     assert result.ret == 0, f"{result.stdout}{result.stderr}"
@@ -136,7 +136,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Launch:
         "--ep-size=2",
         "--ep-precision=bf16",
         "-k",
-        "refuses or breaks or torch_a2a",
+        "test_case and (refuses or breaks or torch_a2a)",
         "--benchmark-json=results.json",
     )
     assert result.ret == 1, f"{result.stdout}{result.stderr}"
@@ -225,7 +225,9 @@ def test_a_backend_that_nobody_registered_runs_and_is_selected_by_its_name(measu
 
 
 def test_a_key_has_one_transport_sized_for_its_largest_selected_case(measured: Launch) -> None:
-    order = [line for line in measured.reports(0) if line.startswith("call passed")]
+    order = [line.rstrip() for line in measured.reports(0) if line.startswith("call passed")]
+    assert any("::test_probe[" in line for line in order)
+    order = [line for line in order if "::test_case[" in line]
     suites = [line.split("::")[1] for line in order]
     tokens = [line[-6:-1] for line in order]
     assert tokens != sorted(tokens), "the cases were not mixed"
@@ -261,7 +263,7 @@ def test_disabled_benchmarks_check_and_record_nothing(tmp_path_factory: pytest.T
     result = python(
         folder,
         *("-m", "pytest", "-p", "no:cacheprovider", SHAPE, "--ep-tokens=1,8", "--ep-size=1"),
-        *("-k", "TestFirst and bf16", "--benchmark-disable", "--benchmark-json=results.json"),
+        *("-k", "TestFirst and test_case and bf16", "--benchmark-disable", "--benchmark-json=results.json"),
     )
     assert result.ret == 0
     assert result.parseoutcomes()["passed"] == 2
@@ -312,7 +314,7 @@ def test_nothing_executed_exits_with_5_and_shows_the_reasons(
     result = python(
         folder,
         *("-m", "pytest", "-p", "no:cacheprovider", SHAPE, "--ep-tokens=1,8", "--ep-size=2"),
-        *("--ep-precision=bf16", "-k", "refuses", "--ep-nproc=2"),
+        *("--ep-precision=bf16", "-k", "test_case and refuses", "--ep-nproc=2"),
     )
     assert result.ret == 5
     assert "passed" not in result.parseoutcomes()

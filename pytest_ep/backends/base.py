@@ -6,6 +6,7 @@ from abc import ABC
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import ClassVar
@@ -81,6 +82,9 @@ class EPBackend(ABC):
     """How combine adds a token's messages: a name from ``oracle/reduction.py``."""
     versions: Mapping[str, str]
     """Versions of the libraries that do the work, by distribution name."""
+    facts: Mapping[str, float] = MappingProxyType({})
+    """What construction took, where the transport measures it: ``device_memory_bytes`` (of the device, by all
+    its ranks); in seconds ``build_s`` of kernels, ``construction_s`` without it, ``first_pair_s`` within."""
 
     @classmethod
     def unsupported(cls, cell: Cell, machine: Machine) -> Skip | None:

@@ -8,6 +8,20 @@ from pytest_ep.matrix.shapes import Shape
 
 MODES = ("normal", "low_latency")
 PRECISIONS = ("bf16", "fp8")
+PROBE_NAMES = (
+    "uniform",
+    "rank_powers",
+    "slots",
+    "columns",
+    "every_rank",
+    "one_rank",
+    "several_experts",
+    "repeated_calls",
+    "accumulator",
+)
+"""The probes of each key, in the order in which they run."""
+PROBE_TOKENS = 8
+"""Tokens per rank of a probe."""
 
 
 @dataclass(frozen=True, slots=True)

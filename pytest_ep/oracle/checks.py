@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +13,9 @@ from pytest_ep.backends.base import EPBackend
 from pytest_ep.backends.base import Received
 from pytest_ep.oracle import dispatch
 from pytest_ep.oracle import expected
+from pytest_ep.oracle.exchange import exchange
 from pytest_ep.oracle.expected import constant_rows
 from pytest_ep.oracle.reduction import Reduction
-from pytest_ep.workload import contents
 from pytest_ep.workload.problem import Problem
 
 __all__ = [
@@ -95,25 +94,15 @@ def run_oracle(backend: EPBackend, problem: Problem, reduction: Reduction, exact
     the pair is closed with zeros, so that no other rank waits for it. Exceptions of dispatch and combine are
     raised. With ``exact`` any element that is not bit-exact fails the check "bit_exact".
     """
-    handle = backend.dispatch(problem)
     failures: dict[str, str] = {}
-    staged: Any = None
-    try:
-        received = backend.receive(problem, handle)
-        messages = _check_and_answer(problem, received, failures)
-        if messages is not None:
-            staged = backend.stage(problem, handle, messages)
-    except Exception as error:
-        text = str(error).strip().partition("\n")[0]
-        failures["receive"] = f"{type(error).__name__}: {text}"
-        messages = None
-    if messages is None:
-        planes = backend.constant_planes(problem)
-        staged = backend.stage_constant(problem, torch.zeros_like(constant_rows(problem, planes)))
-        backend.combine(problem, handle, staged)
+
+    def answer(received: Received, source: Tensor) -> Tensor:
+        weights = None if "weights" in dispatch.misshapen(problem, received) else received.weights
+        return expected.reply(problem, source, received.expert_ids, weights)
+
+    got = exchange(backend, problem, answer, failures)
+    if got is None:
         return _verdict(problem, failures, _NOT_COMBINED)
-    del received, messages
-    got = backend.combine(problem, handle, staged)
     return _verdict(problem, failures, _compare(problem, got, expected.combined(problem, reduction), exact))
 
 
@@ -135,18 +124,6 @@ def inputs_unchanged(problem: Problem) -> bool:
         return False
     source = torch.arange(own.start, own.stop, device=problem.x.device)
     return not bool(dispatch.payload_differs(problem, problem.x, source).any())
-
-
-def _check_and_answer(problem: Problem, received: Received, failures: dict[str, str]) -> Tensor | None:
-    """Add what the dispatch checks find to ``failures``; the messages, or None where rows are misshapen."""
-    misshapen = dispatch.misshapen(problem, received)
-    if misshapen.keys() & {"payload", "metadata"}:
-        failures.update(misshapen)
-        return None
-    source = contents.decode_source_ids(received.tokens)
-    failures.update(dispatch.failures(problem, received, source))
-    weights = None if "weights" in misshapen else received.weights
-    return expected.reply(problem, source, received.expert_ids, weights)
 
 
 def _compare(problem: Problem, got: Tensor, wanted: Iterator[tuple[int, Tensor]], exact: bool) -> _Comparison:

@@ -91,12 +91,17 @@ class Fate:
         except Unavailable as refusal:
             place = self._leave(phase)
             vote = Vote("skipped", refusal.reason, place, (refusal.code, refusal.reason))
+        except pytest.exit.Exception as error:
+            vote = Vote("left", str(error), self._leave(phase))
         except Exception:
             text = traceback.format_exc()
             place = self._leave(phase)
             self.say_failed(phase, text)
             vote = Vote("failed", text, place)
         votes = self.ballot.gather(phase, vote)
+        left = self._first(votes, "left")
+        if left is not None:
+            pytest.exit(f"rank {left} left the session in {phase}: {votes[left].text}")
         failed = self._first(votes, "failed")
         if failed is not None:
             raise AgreedFailure(Failure(f"rank {failed} failed in {phase}:\n{votes[failed].text.rstrip()}"))

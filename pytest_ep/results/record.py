@@ -215,14 +215,14 @@ class CaseResult:
 
     ``reason`` is one line: why it was skipped, only checked, or failed; empty where it was timed.
     ``code`` is the skip code, or the names of the checks that found a wrong result; empty where the case
-    failed otherwise. ``rank``, ``token`` (global) and ``column`` locate a wrong result. ``rows`` are those of
-    ``Measurement``, of a timed case only. ``identity`` is a digest of what its numbers depend on, but for the
+    failed otherwise. ``probe`` names the probe that this is, where it is no case. ``rank``, ``token``
+    (global) and ``column`` locate a wrong result. ``rows`` are those of ``Measurement``, of a timed case only. ``identity`` is a digest of what its numbers depend on, but for the
     ``versions`` of its transport.
     """
 
     nodeid: str
     cell: Cell
-    outcome: Literal["timed", "checked", "failed", "skipped"]
+    outcome: Literal["timed", "checked", "probed", "failed", "skipped"]
     reason: str = ""
     code: str = ""
     diagnosis: str = ""
@@ -232,6 +232,7 @@ class CaseResult:
     error: float | None = None
     bit_exact: float | None = None
     rows: Rows = field(default_factory=dict)
+    probe: str = ""
     identity: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -317,6 +318,7 @@ def section(lines: Sequence[Mapping[str, JSON]], not_run: Iterable[str], why: st
         "failed": of("failed", "case", "code", "reason", "diagnosis"),
         "skipped": of("skipped", "case", "code", "reason"),
         "checked": of("checked", "case", "reason"),
+        "probed": of("probed", "case", "reason"),
         "not_run": [{"case": case, "reason": why} for case in not_run],
         "cases": [
             {name: line[name] for name in ("case", "outcome", "reason", "identity", "versions")}

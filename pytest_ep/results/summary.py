@@ -83,7 +83,12 @@ def case_line(result: CaseResult) -> str:
 
 
 def _block(results: list[CaseResult]) -> Iterator[str]:
-    yield f" {_title(results[0].cell)} ".center(WIDTH, "-")
+    probes = [result for result in results if result.probe]
+    results = [result for result in results if not result.probe]
+    yield f" {_title((results or probes)[0].cell)} ".center(WIDTH, "-")
+    yield from _probes(probes)
+    if not results:
+        return
     yield _row(title for title, _, _ in _COLUMNS)
     yield _row(f"({unit})" if unit else "" for _, unit, _ in _COLUMNS).rstrip()
     for result in sorted(results, key=lambda result: result.cell.tokens):
@@ -96,6 +101,16 @@ def _block(results: list[CaseResult]) -> Iterator[str]:
             yield from _wrapped(f"{tokens}  WRONG  ", f"{_place(result)}{result.code}: {result.reason}")
         else:
             yield from _wrapped(f"{tokens}  FAILED  ", f"{_place(result)}{result.reason}")
+
+
+def _probes(probes: list[CaseResult]) -> Iterator[str]:
+    right = [result for result in probes if result.outcome == "probed"]
+    for result in probes:
+        if result.outcome == "failed":
+            yield from _wrapped("probe WRONG  ", f"{_place(result)}{result.reason}")
+    if right:
+        says = [result.reason for result in right if result.probe == "accumulator"]
+        yield from _wrapped(f"probes passed: {len(right)}; ", *says or ["the accumulator's was not run"])
 
 
 def _title(cell: Cell) -> str:

@@ -46,6 +46,7 @@ def sample(
     staged = backend.stage_constant(problem, rows)
     began = time.perf_counter()
     for _ in range(WARMUP_PAIRS):
+        ranks.pulse.beat()
         backend.combine(problem, backend.dispatch(problem), staged)
     ranks.synchronize()
     if iterations is None:

@@ -30,18 +30,21 @@ from pytest_ep.workload.problem import Problem
 RANK = int(os.environ.get("RANK", "0"))
 
 
-def _mine() -> dict[str, int]:
-    """Return the T of each fault of this rank, by kind."""
-    found = {}
+def _mine() -> set[tuple[str, int]]:
+    """Return kind and T of each fault of this rank."""
+    found = set()
     for fault in filter(None, os.environ.get("PYTEST_EP_FAULT", "").split(",")):
         kind, _, where = fault.partition("@")
         ranks, _, tokens = where.partition(":")
         if str(RANK) in ranks.split("+"):
-            found[kind] = int(tokens or 4)
+            found.add((kind, int(tokens or 4)))
     return found
 
 
 MINE = _mine()
+KINDS = {kind for kind, _ in MINE}
+EVERY = -1
+"""As T: whichever the fault names."""
 
 
 class InjectedError(Exception):
@@ -69,7 +72,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: ctypes.string_at(0),
     "killed-inside": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "device-assert": lambda: _index_out_of_bounds(),
+    "device-assert": _index_out_of_bounds,
     "before-dispatch": _raise,
     "between": _raise,
     "in-combine": _raise,
@@ -98,8 +101,8 @@ WHERE = {
 
 def strike(place: str, tokens: int) -> None:
     """Commit each fault of this rank whose place and T these are."""
-    for kind, when in MINE.items():
-        if kind in FAULTS and WHERE.get(kind, "dispatch") == place and tokens == when:
+    for kind, when in MINE:
+        if kind in FAULTS and WHERE.get(kind, "dispatch") == place and tokens in (when, EVERY):
             FAULTS[kind]()
 
 
@@ -111,7 +114,7 @@ class Faulty(TorchA2A):
 
     def __init__(self, ranks: Ranks, shape: Shape, mode: str, precision: str, max_tokens: int) -> None:
         """Construct, or fail at it."""
-        strike("construct", MINE.get("in-setup", 0))
+        strike("construct", EVERY)
         super().__init__(ranks, shape, mode, precision, max_tokens)
 
     def dispatch(self, problem: Problem) -> Exchange:
@@ -141,7 +144,7 @@ class FaultySuite(EPSuite):
     def _around(
         self, monkeypatch: pytest.MonkeyPatch, tokens: int, ep_run: object, request: pytest.FixtureRequest
     ) -> Iterator[None]:
-        if MINE.get("skips-alone") == tokens:
+        if ("skips-alone", tokens) in MINE:
             pytest.skip("only here")
         unchanged, record = checks.inputs_unchanged, Recorder.record
 
@@ -163,11 +166,11 @@ def test_everywhere() -> None:
     """An item that is no case and that all ranks have."""
 
 
-if "collects-differently" in MINE:
+if "collects-differently" in KINDS:
 
     def test_only_here() -> None:
         """An item that other ranks do not have."""
 
 
-if "fails-to-import" in MINE:
+if "fails-to-import" in KINDS:
     raise InjectedError("injected while importing")

@@ -1,0 +1,160 @@
+"""Ranks share one fate: each fault class that ends a run, once. ci/soak faults has the whole table."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+
+import pytest
+
+from tests.faulty.launch import EVERY_T
+from tests.faulty.launch import MODULE
+from tests.faulty.launch import RANK_TIMEOUT
+from tests.faulty.launch import ROOT
+from tests.faulty.launch import SHAPE
+from tests.faulty.launch import FaultyRun
+from tests.faulty.launch import tokens
+from tests.launching import python
+
+
+@pytest.mark.parametrize("fault", ["exits", "segfault"])
+def test_a_rank_that_dies_ends_the_run_and_loses_no_finished_case(faulty: FaultyRun, fault: str) -> None:
+    outcome = faulty(f"{fault}@1")
+
+    assert outcome.code == 1
+    assert outcome.seconds < 15 + 10
+    assert (outcome.timed, outcome.failed()) == ([1, 2], [4])
+    assert "rank 1 is gone" in outcome.said
+    assert outcome.junit_failures == 1
+    assert [tokens(one["case"]) for one in outcome.json["pytest_ep"]["not_run"]] == [8, 16]
+
+
+def test_when_rank_0_is_killed_the_lowest_survivor_reports(
+    faulty: FaultyRun, pytester: pytest.Pytester
+) -> None:
+    outcome = faulty("killed@0")
+
+    assert outcome.code == 1
+    assert (outcome.timed, outcome.failed()) == ([1, 2], [4])
+    assert "rank 0 is gone" in outcome.said
+    assert "expert parallelism" in outcome.said
+    journal = [json.loads(line) for line in pytester.path.joinpath("out.json.jsonl").read_text().splitlines()]
+    assert [tokens(line["case"]) for line in journal[1:]] == [1, 2]
+
+
+def test_what_all_ranks_lose_is_recovered_from_the_journal_and_resumed(
+    faulty: FaultyRun, pytester: pytest.Pytester
+) -> None:
+    assert faulty("killed@0+1:8").json == {}
+    command = ("-c", "import sys; from pytest_ep.results.cli import main; sys.exit(main())", "recover")
+    recover = python(pytester.path, *command, "out.json.jsonl", "-o", "recovered.json")
+    assert recover.ret == 0
+    recovered = json.loads(pytester.path.joinpath("recovered.json").read_text())
+    assert sorted({row["params"]["tokens"] for row in recovered["benchmarks"]}) == [1, 2, 4]
+    assert [tokens(one["case"]) for one in recovered["pytest_ep"]["not_run"]] == [8, 16]
+    assert python(pytester.path, *command, "out.json.jsonl", "-o", "recovered.json").ret == 2
+
+    refused = faulty("")
+    assert refused.code == 1
+    assert "out.json.jsonl holds an unfinished run" in refused.stderr
+    pytester.path.joinpath("out.json.jsonl").rename(pytester.path / "first.jsonl")
+    resumed = faulty("before-dispatch@1:2", "--ep-resume=first.jsonl")
+    assert resumed.code == 0, resumed.said
+    assert resumed.timed == EVERY_T
+    assert "3 skipped" in resumed.said
+    earlier = [row["stats"]["data"] for row in recovered["benchmarks"]]
+    assert [row["stats"]["data"] for row in resumed.json["benchmarks"]][: len(earlier)] == earlier
+    again = faulty("")
+    assert "out.json exists and is not overwritten" in again.stderr
+
+
+@pytest.mark.parametrize("fault", ["spins", "native-wait"])
+def test_a_rank_that_stops_for_ever_is_named_with_its_stack(faulty: FaultyRun, fault: str) -> None:
+    outcome = faulty(f"{fault}@1")
+
+    assert outcome.code == 1
+    assert outcome.seconds < RANK_TIMEOUT + 10 + 10
+    assert (outcome.timed, outcome.failed()) == ([1, 2], [4])
+    assert "rank 1 stopped in 'oracle before timing', others wait for it" in outcome.said
+    assert "in strike" in outcome.said
+
+
+def test_a_rank_stuck_with_the_interpreter_locked_is_named_with_its_dumped_stack(faulty: FaultyRun) -> None:
+    outcome = faulty("holds-the-gil@1")
+
+    assert outcome.code == 1
+    assert outcome.seconds < RANK_TIMEOUT + 10 + 10
+    assert (outcome.timed, outcome.failed()) == ([1, 2], [4])
+    assert re.search(
+        r"rank 1 is gone \(killed, crashed, exited, or stuck holding the interpreter\)", outcome.said
+    )
+    assert "in strike" in outcome.said
+
+
+def test_a_case_may_not_take_longer_than_its_limit(
+    faulty: FaultyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_EP_FAULT_SLEEP", "1.5")
+
+    outcome = faulty("sleeps@1:4", "--ep-case-timeout=4")
+
+    assert outcome.code == 1
+    assert (outcome.timed, outcome.failed()) == ([1, 2], [4])
+    assert "the case takes more than 4 s (--ep-case-timeout)" in outcome.said
+
+
+AGENTS = """
+import json, os, pathlib, signal, subprocess, sys, time
+from tests.launching import _descendants
+
+port, victim, arguments = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+line = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-id=two"]
+line += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "-m", "pytest", "-q"]
+line += ["-p", "no:cacheprovider"]
+agents = []
+for _ in range(2):
+    agents.append(subprocess.Popen(line + arguments, start_new_session=True))
+    time.sleep(0.5)  # the first agent hosts the store, and its ranks are 0 and 1
+if victim >= 0:
+    journal = pathlib.Path("out.json.jsonl")
+    while not (journal.exists() and journal.read_text().count("timed")):
+        time.sleep(0.1)
+    for pid in (agents[victim].pid, *_descendants(agents[victim].pid)):
+        os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    agents[1 - victim].wait(60)
+    print(f"ended after {time.monotonic() - began:.0f} s")
+print("codes", [agent.wait(60) for agent in agents])
+"""
+
+
+@pytest.mark.parametrize("victim", [-1, 0, 1])
+def test_two_agents_run_one_ladder_and_neither_outlives_the_other_for_long(
+    pytester: pytest.Pytester, victim: int
+) -> None:
+    pytester.path.joinpath("agents.py").write_text(AGENTS)
+    pytester.path.joinpath("test_faulty.py").write_text(MODULE)
+    iterations = 3 if victim < 0 else 3000
+    arguments = [f"--ep-shape={SHAPE}", "--ep-tokens=1..64", "--ep-size=4", f"--ep-iterations={iterations}"]
+    arguments += [
+        f"--ep-rank-timeout={RANK_TIMEOUT}",
+        "--benchmark-json=out.json",
+        "-k=bf16",
+        "test_faulty.py",
+    ]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+
+    result = python(pytester.path, "agents.py", port, str(victim), *arguments, env={"PYTHONPATH": str(ROOT)})
+
+    said = "\n".join(result.outlines)
+    if victim < 0:
+        assert "codes [0, 0]" in said
+        return
+    ended = re.search(r"ended after (\d+) s", said)
+    assert ended
+    assert int(ended[1]) < RANK_TIMEOUT + 10 + 5
+    kept = pytester.path.joinpath("out.json.jsonl" if victim == 0 else "out.json").read_text()
+    assert "T00001" in kept
