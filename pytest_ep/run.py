@@ -48,6 +48,7 @@ class Run:
         self.identity = identity
         self.held: HeldOutput | None = None
         self.active = False
+        self.stderr = os.dup(2)  # pytest is not capturing yet
         self.usage_error: pytest.UsageError | None = None
         self.versions: dict[str, Mapping[str, str]] = {}
         self.planned: dict[tuple[str, str], Planned] = {}

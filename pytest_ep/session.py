@@ -76,6 +76,7 @@ class EPSession:
             report=self._end_early,
             printed=self._printed,
             free=run.free,
+            stderr=run.stderr,
         )
 
     def pytest_report_collectionfinish(self) -> list[str]:

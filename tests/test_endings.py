@@ -80,16 +80,23 @@ def test_a_rank_that_stops_for_ever_is_named_with_its_stack(faulty: FaultyRun, f
     assert "in strike" in outcome.said
 
 
-def test_a_rank_stuck_with_the_interpreter_locked_is_named_with_its_dumped_stack(faulty: FaultyRun) -> None:
+def test_a_rank_stuck_with_the_interpreter_locked_ends_with_its_stack(faulty: FaultyRun) -> None:
     outcome = faulty("holds-the-gil@1")
 
     assert outcome.code == 1
     assert outcome.seconds < RANK_TIMEOUT + 10 + 10
     assert (outcome.timed, outcome.failed()) == ([1, 2], [4])
-    assert re.search(
-        r"rank 1 is gone \(killed, crashed, exited, or stuck holding the interpreter\)", outcome.said
-    )
-    assert "in strike" in outcome.said
+    assert "rank 1 is gone (killed, crashed, exited, or stuck holding the interpreter)" in outcome.said
+    assert "in strike" in outcome.stderr
+
+
+def test_ranks_that_are_all_stuck_so_end_too(faulty: FaultyRun, pytester: pytest.Pytester) -> None:
+    outcome = faulty("holds-the-gil@0+1")
+
+    assert outcome.code == 1
+    assert outcome.seconds < RANK_TIMEOUT + 10 + 10
+    assert "in strike" in outcome.stderr
+    assert "T00002" in pytester.path.joinpath("out.json.jsonl").read_text()
 
 
 def test_a_case_may_not_take_longer_than_its_limit(

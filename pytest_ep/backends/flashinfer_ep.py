@@ -140,7 +140,7 @@ class FlashInferEP(EPBackend):
     def stage(self, problem: Problem, handle: Exchange, messages: Tensor) -> Tensor:
         """Write each message into the slot in which its token was received."""
         region = self._regions[handle.limit]
-        region.flatten(0, 1)[self._slots(handle)] = messages
+        region.view(-1, self._shape.hidden)[self._slots(handle)] = messages
         return region
 
     def stage_constant(self, problem: Problem, rows: Tensor) -> Tensor:

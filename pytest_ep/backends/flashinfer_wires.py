@@ -176,7 +176,7 @@ def communicator(ranks: Ranks) -> Any:
     """A communicator of the wheel's own kind over exactly the EP group.
 
     Unlike the wheel's bridge from torch.distributed it makes no process group and holds none: a rank that
-    abandons the groups frees its peers, and once they are gone the wheel, as it unmaps, still learns the size.
+    abandons the groups frees its peers, and the wheel, as it unmaps, learns the size after they are gone.
     Raises TypeError where the wheel asks for a method that it does not have.
     """
     import torch.distributed as dist

@@ -22,7 +22,7 @@ def early_report(ending: Ending) -> str:
         where = f" of {status.case}" if status.case else ""
         last = "last seen" if words is None else "was"
         lines.append(f"rank {rank} {last} in {status.phase!r}{where}, {status.age:.1f} s after its last step")
-        stack = words.stack if words is not None else ending.dumps[rank]
+        stack = words.stack if words is not None else ""
         lines += [f"    {line}" for line in stack.splitlines()]
         if words is not None and words.printed:
             lines += [f"  rank {rank} printed:", *(f"    {line}" for line in words.printed.splitlines())]

@@ -9,14 +9,11 @@ import pickle
 import select
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha256
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 from typing import Any
@@ -61,14 +58,12 @@ class LastWords:
 class Ending:
     """Why the run ends early, and what each rank said of itself: None from a rank that is gone.
 
-    ``seen`` is each rank's last published status; ``dumps`` are stacks that faulthandler wrote for a rank
-    whose interpreter was stuck in native code.
+    ``seen`` is each rank's last published status.
     """
 
     cause: str
     words: tuple[LastWords | None, ...]
     seen: tuple[Status | None, ...]
-    dumps: tuple[str, ...]
 
 
 class Watchdog:
@@ -76,7 +71,7 @@ class Watchdog:
 
     ``report`` runs in this thread on the lowest rank that is left; ``printed`` returns the last lines that
     this rank's running case printed; ``free`` lets this rank's main thread out of a device collective that a
-    peer has left.
+    peer has left; ``stderr`` is a file descriptor past pytest's capture.
     """
 
     def __init__(
@@ -89,6 +84,7 @@ class Watchdog:
         report: Callable[[Ending], None],
         printed: Callable[[], str],
         free: Callable[[], None],
+        stderr: int,
     ) -> None:
         self._identity = identity
         self._store = store
@@ -97,6 +93,7 @@ class Watchdog:
         self._report = report
         self._printed = printed
         self._free = free
+        self._stderr = stderr
         self._freed = 0
         self._left_since = 0.0
         self._main = threading.get_ident()
@@ -105,7 +102,6 @@ class Watchdog:
         self._interrupted = 0.0
         self._ticks = 0
         self._seen: list[tuple[int, Status | None, float]] = [(0, None, time.monotonic())] * identity.size
-        self._dump = open(self._dump_path(identity.rank), "w")  # noqa: SIM115 - lives as long as the run
         self._thread = threading.Thread(target=self._run, name="pytest-ep-watchdog", daemon=True)
         self._handlers: dict[int, object] = {}
 
@@ -128,8 +124,6 @@ class Watchdog:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         faulthandler.cancel_dump_traceback_later()
-        self._dump.close()
-        self._dump_path(self._identity.rank).unlink(missing_ok=True)
 
     def _run(self) -> None:
         ready: list[int] = []
@@ -152,9 +146,10 @@ class Watchdog:
         return ""
 
     def _look(self) -> str:
-        # Fires only where this thread no longer runs: the interpreter lock is held in native code.
-        faulthandler.dump_traceback_later(max(self._limits.rank - 1, 1), file=self._dump)
         status = self._ballot.pulse.status()
+        # Fires only where this thread no longer runs, as the interpreter's lock is held in native code: then
+        # faulthandler alone can say where, and end this rank. The others report it.
+        faulthandler.dump_traceback_later(status.long or self._limits.rank, file=self._stderr, exit=True)
         cause = self._overdue(self._identity.rank, status)
         if self._interrupted and time.monotonic() - self._interrupted > INTERRUPT_GRACE:
             cause = cause or f"interrupted (Ctrl-C); the case did not end within {INTERRUPT_GRACE:.0f} s"
@@ -243,8 +238,7 @@ class Watchdog:
         store.set(key, ballot)
 
     def _ending(self, cause: str, words: list[LastWords | None]) -> Ending:
-        dumps = ["" if words[rank] else self._read_dump(rank) for rank in range(self._identity.size)]
-        return Ending(cause, tuple(words), tuple(seen for _, seen, _ in self._seen), tuple(dumps))
+        return Ending(cause, tuple(words), tuple(seen for _, seen, _ in self._seen))
 
     def _say_reported(self) -> None:
         if self._store is not None:
@@ -263,16 +257,6 @@ class Watchdog:
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._main)
         return "".join(traceback.format_stack(frame)[-8:]) if frame else ""
-
-    def _dump_path(self, rank: int) -> Path:
-        run = sha256(f"{self._identity.run}:{self._identity.store_port}".encode()).hexdigest()[:12]
-        return Path(tempfile.gettempdir()) / f"pytest_ep-{os.getuid()}-{run}-{rank}.stack"
-
-    def _read_dump(self, rank: int) -> str:
-        try:
-            return self._dump_path(rank).read_text()
-        except OSError:  # another host's, or never written
-            return ""
 
 
 def announce(identity: Identity, store: Store, cause: str, text: str) -> None:
