@@ -90,17 +90,20 @@ def _probes(cells: Iterable[Planned]) -> Iterator[tuple[str, tuple[Planned, tupl
         yield from ((f"{key}-{probe}", (planned, (probe,))) for probe in PROBE_NAMES)
 
 
-def mark(items: Iterable[pytest.Item], run: Run) -> None:
+def mark(items: list[pytest.Item], run: Run) -> None:
     """Tie each item to its cell: keywords, the still clock, and the skip of a cell that cannot run."""
     from pytest_ep.results.record import CLOCK
 
-    for item in items:
+    for item in list(items):
         params = getattr(getattr(item, "callspec", None), "params", {})
         name = params.get("backend")
         suite = getattr(item, "cls", None)
         if name is None or not (isinstance(suite, type) and issubclass(suite, EPSuite)):
             continue
-        planned = run.planned[name, item.callspec.id]  # type: ignore[attr-defined]
+        planned = run.planned.get((name, item.callspec.id))  # type: ignore[attr-defined]
+        if planned is None:  # what pytest makes of a suite without a probe to run
+            items.remove(item)
+            continue
         item.stash[PLANNED] = planned
         item.extra_keyword_matches.add(name)
         item.add_marker(pytest.mark.benchmark(timer=CLOCK))

@@ -163,9 +163,13 @@ class Transports:
 
 
 def largest(key: Key, items: Iterable[pytest.Item]) -> int:
-    """Return the most tokens per rank of the selected cases of a key that run."""
-    planned = [item.stash[PLANNED] for item in items if PLANNED in item.stash]
-    return max(one.cell.tokens for one in planned if one.cell.key == key and one.skip is None)
+    """Return the most tokens per rank of the selected cases of a key that run, or its probes' without any."""
+    tokens = {True: [0], False: [0]}
+    for item in items:
+        planned = item.stash.get(PLANNED, None)
+        if planned is not None and planned.cell.key == key and planned.skip is None:
+            tokens["probe" in getattr(item, "fixturenames", ())].append(planned.cell.tokens)
+    return max(tokens[False]) or max(tokens[True])
 
 
 def stop_on_different_routing(digests: Sequence[str]) -> None:

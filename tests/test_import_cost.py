@@ -24,6 +24,13 @@ def pytest_unconfigure():
 """
 
 
+@pytest.fixture(autouse=True)
+def compiled(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Python keep what it compiles, as it does unless it is told otherwise."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.getbasetemp() / "compiled"))
+
+
 def seconds(folder: Path, *arguments: str, output: int = subprocess.DEVNULL) -> float:
     """Processor time of one pytest run that succeeds or collects nothing."""
     process = subprocess.Popen(
@@ -62,7 +69,7 @@ def test_the_whole_plan_is_printed_without_torch_and_numpy(
 
 def test_an_empty_folder_is_collected_nearly_as_fast_as_without_the_plugin(tmp_path: Path) -> None:
     without = ("-p", "no:ep", "-p", "no:pytest_ep.plugin")
-    seconds(tmp_path)  # compiles what was not compiled yet
+    seconds(tmp_path)  # compiles
 
     def median_of_nine() -> float:
         return statistics.median(seconds(tmp_path) - seconds(tmp_path, *without) for _ in range(9))

@@ -90,7 +90,7 @@ def granted(work: Callable[[], T]) -> T:
     except (RuntimeError, OSError) as error:
         for pattern, code, advice in REFUSALS:
             if re.search(pattern, str(error)):
-                raise BackendUnavailable(code, f"{advice} (flashinfer: {_first_line(error)})") from None
+                raise BackendUnavailable(code, f"{advice} (flashinfer: {_first_words(error)})") from None
         raise
 
 
@@ -103,7 +103,7 @@ def import_wheel() -> str:
         return str(importlib.import_module("flashinfer").__version__)
     except (ImportError, OSError, RuntimeError) as error:
         raise BackendUnavailable(
-            "flashinfer-import", f"flashinfer cannot be imported: {_first_line(error)}"
+            "flashinfer-import", f"flashinfer cannot be imported: {_first_words(error)}"
         ) from None
 
 
@@ -193,5 +193,5 @@ def announce(line: str) -> None:
     print(f"pytest_ep: {line}", file=sys.stderr, flush=True)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+def _first_words(error: Exception) -> str:
+    return re.split(r"[.:]?\s*\n|\. ", str(error).strip())[0][:200] or type(error).__name__

@@ -25,6 +25,8 @@ from pytest_ep.workload.routing import Trace
 
 EXACT = 256
 """BF16 holds every integer up to this."""
+COLUMN_BASE = 64
+"""Base of the digits of a column's number: tokens of that probe go to one rank, or two, so that sums hold."""
 CALLS = 4
 """Exchanges of the probe of repeated calls."""
 
@@ -142,10 +144,16 @@ def _token_value(problem: Problem, source: Tensor, rank: int, number: int) -> Te
 
 def _column(problem: Problem, source: Tensor, rank: int, number: int) -> Tensor:
     # A column's number in digits, one a round: no two columns alike, across every vector boundary.
-    base = EXACT // _contributors(problem)
     columns = torch.arange(problem.shape.hidden, device=problem.x.device)
-    digits = columns // int(base**number) % base
+    digits: Tensor = columns // COLUMN_BASE**number % COLUMN_BASE
     return digits.expand(len(source), -1)
+
+
+def _column_rounds(problem: Problem) -> int:
+    rounds = 1
+    while COLUMN_BASE**rounds < problem.shape.hidden:
+        rounds += 1
+    return rounds
 
 
 def _call(problem: Problem, source: Tensor, rank: int, number: int) -> Tensor:
@@ -176,9 +184,10 @@ def _explain_token(problem: Problem, row: int, got: Tensor, want: Tensor) -> str
 
 
 def _explain_column(problem: Problem, row: int, got: Tensor, want: Tensor) -> str:
-    column = int((got != want).nonzero()[0])
-    same = (want == got[column]).nonzero().flatten().tolist()
-    return f"it holds what belongs into column {same[0]}" if same else "no column holds that"
+    value = float(got[int((got != want).nonzero()[0])])
+    if not (value.is_integer() and 0 <= value < COLUMN_BASE):
+        return "no column holds that"
+    return f"it holds what belongs into a column whose number has the digit {value:g} in base {COLUMN_BASE}"
 
 
 def _explain_call(problem: Problem, row: int, got: Tensor, want: Tensor) -> str:
@@ -227,7 +236,7 @@ _ALL = (
         _token_value,
         _explain_token,
     ),
-    Probe("columns", None, lambda problem: _digits(problem, problem.shape.hidden), _column, _explain_column),
+    Probe("columns", _gathered, _column_rounds, _column, _explain_column),
     Probe("every_rank", _spread, _once, _one, _explain_count),
     Probe("one_rank", _gathered, _once, _one, _explain_count),
     Probe("several_experts", _paired, _once, _one, _explain_count),

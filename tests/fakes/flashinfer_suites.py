@@ -6,6 +6,8 @@ one life is gone when the transport is constructed again.
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import sys
 from pathlib import Path
@@ -67,6 +69,13 @@ class OnFake(FlashInferEP):
         finally:
             for name in self.environment:
                 del os.environ[name]
+        told = {"facts": dict(self.facts), "versions": dict(self.versions), "reduction": self.reduction}
+        Path(f"{self.name}-{ranks.rank}.json").write_text(json.dumps(told))
+
+    def close(self) -> None:
+        super().close()
+        counts = importlib.import_module("flashinfer.fake").counts
+        assert counts.live == 0, f"{counts.live} workspaces are still mapped"
 
 
 class Thorough(OnFake):
@@ -156,5 +165,9 @@ FAULTS: dict[str, dict[str, Any]] = {
     "combine_raises_on_one": {"fault": "raise-in-combine:2@1", "one_life": True},
     "combine_raises_on_one_last": {"release": LAST, "fault": "raise-in-combine:2@1", "one_life": True},
 }
-for _name, _facts in FAULTS.items():
+FATAL: dict[str, dict[str, Any]] = {
+    "blocks_on_one": {"fault": "block-at-T:3@1"},
+    "killed_on_one": {"fault": "die-in-dispatch:3@1"},
+}
+for _name, _facts in {**FAULTS, **FATAL}.items():
     suite(OnFake, _name, **_facts)
