@@ -132,6 +132,7 @@ class Transports:
             raise
         live = made[0]
         run.versions[key.backend] = live.versions
+        run.ledger.constructed[key] = live.facts
         domain = run.platforms.sku(key.sku, run.machine.devices).scale_up_domain
         return Live(
             key,

@@ -142,12 +142,12 @@ def test_two_agents_run_one_ladder_and_neither_outlives_the_other_for_long(
 ) -> None:
     pytester.path.joinpath("agents.py").write_text(AGENTS)
     pytester.path.joinpath("test_faulty.py").write_text(MODULE)
-    iterations = 3 if victim < 0 else 3000
+    iterations = 3 if victim < 0 else 300
     arguments = [f"--ep-shape={SHAPE}", "--ep-tokens=1..64", "--ep-size=4", f"--ep-iterations={iterations}"]
     arguments += [
         f"--ep-rank-timeout={RANK_TIMEOUT}",
         "--benchmark-json=out.json",
-        "-k=bf16",
+        "-k=bf16 and not test_probe",
         "test_faulty.py",
     ]
     with socket.socket() as free:

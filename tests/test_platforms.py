@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ep.matrix.cells import Key
 from pytest_ep.matrix.cells import MODES
 from pytest_ep.matrix.cells import PRECISIONS
+from pytest_ep.matrix.cells import Key
 from pytest_ep.matrix.platforms import Platforms
 from pytest_ep.matrix.platforms import load
 from pytest_ep.matrix.shapes import SHAPES

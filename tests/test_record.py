@@ -266,13 +266,22 @@ def test_the_section_lists_every_case_that_left_no_row() -> None:
     ledger.add(CaseResult("b", CELL, "failed", reason="wrong", code="combine", diagnosis="other reduction"))
     ledger.add(CaseResult("c", CELL, "skipped", reason="8 ranks, 4 here", code="ranks"))
     ledger.add(CaseResult("d", CELL, "checked", reason="two ranks share a GPU"))
+    ledger.add(CaseResult("e", CELL, "probed", reason="uniform: as expected", probe="uniform"))
+    ledger.not_run, ledger.stopped_by = ["f"], "stopping after 1 failures"
+    ledger.constructed[CELL.key] = {"build_s": 2.0}
     section = ledger.section()
-    assert section == {
-        "schema": 1,
-        "failed": [{"case": "b", "reason": "wrong", "diagnosis": "other reduction"}],
-        "skipped": [{"case": "c", "code": "ranks", "reason": "8 ranks, 4 here"}],
-        "checked": [{"case": "d", "reason": "two ranks share a GPU"}],
-    }
+    assert section["failed"] == [
+        {"case": "b", "code": "combine", "reason": "wrong", "diagnosis": "other reduction"}
+    ]
+    assert section["skipped"] == [{"case": "c", "code": "ranks", "reason": "8 ranks, 4 here"}]
+    assert section["checked"] == [{"case": "d", "reason": "two ranks share a GPU"}]
+    assert section["probed"] == [{"case": "e", "reason": "uniform: as expected"}]
+    assert section["not_run"] == [{"case": "f", "reason": "stopping after 1 failures"}]
+    assert section["construction"] == [{"backend": "torch_a2a", "key": str(CELL.key), "build_s": 2.0}]
+    assert [(case["case"], case["outcome"]) for case in section["cases"]] == [
+        ("a", "timed"),
+        ("d", "checked"),
+    ]
     before = copy.deepcopy(section)
     section["failed"] = []
     assert ledger.section() == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -185,11 +186,11 @@ class FlashInferEP(EPBackend):
         own, version = wheel.versions[flashinfer_wheel.PYTHON], wheel.version
 
         def look() -> Mapping[str, str]:
-            imported = flashinfer_setup.import_wheel()
-            if not flashinfer_wheel.is_same(imported, version):
-                reason = f"flashinfer {imported} is imported where {own} is installed: remove one of the two"
+            said = flashinfer_setup.imported(lambda: importlib.import_module("flashinfer").__version__)
+            if not flashinfer_wheel.is_same(str(said), version):
+                reason = f"flashinfer {said} is imported where {own} is installed: remove one of the two"
                 raise BackendUnavailable("flashinfer-mixed", reason)
-            flashinfer_wires.choose()
+            flashinfer_setup.imported(flashinfer_wires.choose)
             return wheel.versions
 
         versions = agree(self._ranks, "importing flashinfer", look)

@@ -94,13 +94,10 @@ def granted(work: Callable[[], T]) -> T:
         raise
 
 
-def import_wheel() -> str:
-    """Import flashinfer and return the version that it says it has.
-
-    Raises BackendUnavailable where a library, a writable cache or a consistent installation is missing.
-    """
+def imported(work: Callable[[], T]) -> T:
+    """Do ``work``, which imports. Raises BackendUnavailable where a library or writable cache is missing."""
     try:
-        return str(importlib.import_module("flashinfer").__version__)
+        return work()
     except (ImportError, OSError, RuntimeError) as error:
         raise BackendUnavailable(
             "flashinfer-import", f"flashinfer cannot be imported: {_first_words(error)}"
@@ -124,7 +121,10 @@ def check_peers(ranks: Ranks) -> None:
 
 def _touch(own: int, other: int) -> str:
     """Write and read memory of device ``other`` from ``own``; return what refuses, or ""."""
-    cuda: Any = importlib.import_module("cuda.bindings.driver")
+    try:
+        cuda: Any = importlib.import_module("cuda.bindings.driver")
+    except ModuleNotFoundError:  # before cuda-python 12.9
+        cuda = importlib.import_module("cuda.cuda")
 
     def call(function: Callable[..., Any], *arguments: Any) -> Any:
         status, *values = function(*arguments)

@@ -65,7 +65,7 @@ def judge(findings: list[Finding], declared: str) -> tuple[bool, str]:
         return False, failures[0]
     follows = [name for name in MODELS if all(name in finding.follows for finding in findings)]
     classic = findings[0].classic
-    also = f"; 1 + 7 x 2^-9 gives {classic:.7g}" if classic is not None else ""
+    also = f"; 1 + 7 x 2^-9 gives {classic!r}" if classic is not None else ""
     if declared in follows:
         others = [name for name in follows if name != declared]
         alike = f" (here the same function as {', '.join(others)})" if others else ""

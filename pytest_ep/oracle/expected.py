@@ -51,7 +51,7 @@ def contributors(expert_ids: Tensor, bounds: Tensor) -> Pairs:
 
 def arrival(problem: Problem, source: Tensor) -> Arrival:
     """What this rank must receive with the tokens of global index ``source`` [N] int64."""
-    ids, weights = _routing(problem, source)
+    ids, weights = routing(problem, source)
     bounds = expert_bounds(problem)
     return Arrival(*_local(ids, weights, bounds[problem.rank], bounds[problem.rank + 1]))
 
@@ -78,7 +78,7 @@ def reply(problem: Problem, source: Tensor, expert_ids: Tensor, weights: Tensor 
     ``expert_ids`` and ``weights`` [N, K] are as received; weights that did not arrive count as zero.
     """
     source = source.clamp(0, len(problem.trace.expert_ids) - 1)
-    ids, _ = _routing(problem, source)
+    ids, _ = routing(problem, source)
     _, member = _membership(ids, expert_bounds(problem))
     senders = contents.Senders(
         source=source,
@@ -93,38 +93,47 @@ def reply(problem: Problem, source: Tensor, expert_ids: Tensor, weights: Tensor 
 
 def combined(problem: Problem, reduction: Reduction) -> Iterator[tuple[int, Tensor]]:
     """The expected combine of this rank's tokens, in chunks: (first token of the chunk, FP32 [n, H])."""
-    bounds = expert_bounds(problem)
     for start, source in _chunks(problem):
-        ids, weights = _routing(problem, source)
-        pairs = contributors(ids, bounds)
-        local_ids, local_weights = _local(
-            ids[pairs.token],
-            weights[pairs.token],
-            bounds[pairs.rank][:, None],
-            bounds[pairs.rank + 1][:, None],
-        )
-        senders = contents.Senders(
-            source=source[pairs.token],
-            rank=pairs.rank,
-            position=pairs.position,
-            count=pairs.count,
-            expert_ids=local_ids,
-            weights=local_weights,
-        )
-        rows = contents.messages(senders, problem.shape.hidden, _most_contributors(problem))
-        yield start, reduction(_contributions(rows, pairs, ids))
+        yield start, reduction(sent(problem, source))
 
 
 def combined_constant(problem: Problem, reduction: Reduction, planes: int) -> Iterator[tuple[int, Tensor]]:
     """As ``combined``, where every rank has staged its ``constant_rows``: wherever the rows were placed."""
+    for start, source in _chunks(problem):
+        yield start, reduction(sent_constant(problem, source, planes))
+
+
+def sent(problem: Problem, source: Tensor) -> Contributions:
+    """The messages that the group sends back for tokens of global index ``source`` [n] int64."""
+    ids, weights = routing(problem, source)
+    bounds = expert_bounds(problem)
+    pairs = contributors(ids, bounds)
+    local_ids, local_weights = _local(
+        ids[pairs.token],
+        weights[pairs.token],
+        bounds[pairs.rank][:, None],
+        bounds[pairs.rank + 1][:, None],
+    )
+    senders = contents.Senders(
+        source=source[pairs.token],
+        rank=pairs.rank,
+        position=pairs.position,
+        count=pairs.count,
+        expert_ids=local_ids,
+        weights=local_weights,
+    )
+    rows = contents.messages(senders, problem.shape.hidden, _most_contributors(problem))
+    return _contributions(rows, pairs, ids)
+
+
+def sent_constant(problem: Problem, source: Tensor, planes: int) -> Contributions:
+    """As ``sent``, for tokens of this rank where every rank has staged its ``constant_rows``."""
     ranks = torch.arange(problem.ep_size, device=problem.x.device)
     plane = torch.full_like(ranks, problem.rank if planes > 1 else 0)
     rows = contents.constant_messages(ranks, plane, problem.shape.hidden, problem.ep_size)
-    bounds = expert_bounds(problem)
-    for start, source in _chunks(problem):
-        ids, _ = _routing(problem, source)
-        pairs = contributors(ids, bounds)
-        yield start, reduction(_contributions(rows[pairs.rank], pairs, ids))
+    ids, _ = routing(problem, source)
+    pairs = contributors(ids, expert_bounds(problem))
+    return _contributions(rows[pairs.rank], pairs, ids)
 
 
 def constant_rows(problem: Problem, planes: int) -> Tensor:
@@ -144,6 +153,13 @@ def expert_bounds(problem: Problem) -> Tensor:
     return torch.tensor(problem.shape.owned(problem.ep_size), device=problem.x.device)
 
 
+def routing(problem: Problem, source: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids and weights [N, K] of tokens of global index ``source`` [N], on their device."""
+    rows = source.cpu().numpy()
+    ids, weights = problem.trace.expert_ids[rows], problem.trace.weights[rows]
+    return torch.from_numpy(ids).to(source.device), torch.from_numpy(weights).to(source.device)
+
+
 def _chunks(problem: Problem) -> Iterator[tuple[int, Tensor]]:
     """This rank's tokens: (first of the chunk, their global indices)."""
     step = contents.chunk_rows(problem.x.device, problem.shape.hidden * problem.shape.top_k)
@@ -151,13 +167,6 @@ def _chunks(problem: Problem) -> Iterator[tuple[int, Tensor]]:
     for start in range(0, problem.tokens, step):
         end = min(start + step, problem.tokens)
         yield start, torch.arange(first + start, first + end, device=problem.x.device)
-
-
-def _routing(problem: Problem, source: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids and weights [N, K] of tokens, from the trace, on the problem's device."""
-    rows = source.cpu().numpy()
-    ids, weights = problem.trace.expert_ids[rows], problem.trace.weights[rows]
-    return torch.from_numpy(ids).to(source.device), torch.from_numpy(weights).to(source.device)
 
 
 def _membership(expert_ids: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:

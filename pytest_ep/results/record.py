@@ -16,6 +16,7 @@ from typing import Literal
 from typing import TypeAlias
 
 from pytest_ep.matrix.cells import Cell
+from pytest_ep.matrix.cells import Key
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
@@ -216,8 +217,8 @@ class CaseResult:
     ``reason`` is one line: why it was skipped, only checked, or failed; empty where it was timed.
     ``code`` is the skip code, or the names of the checks that found a wrong result; empty where the case
     failed otherwise. ``probe`` names the probe that this is, where it is no case. ``rank``, ``token``
-    (global) and ``column`` locate a wrong result. ``rows`` are those of ``Measurement``, of a timed case only. ``identity`` is a digest of what its numbers depend on, but for the
-    ``versions`` of its transport.
+    (global) and ``column`` locate a wrong result. ``rows`` are those of ``Measurement``, of a timed case
+    only. ``identity`` is a digest of what its numbers depend on, but for the ``versions`` of its transport.
     """
 
     nodeid: str
@@ -284,6 +285,7 @@ class Ledger:
     def __init__(self) -> None:
         self._results: dict[str, CaseResult] = {}
         self.not_run: list[str] = []
+        self.constructed: dict[Key, Mapping[str, float]] = {}
         self.stopped_by = ""
 
     def __iter__(self) -> Iterator[CaseResult]:
@@ -301,7 +303,11 @@ class Ledger:
 
     def section(self) -> dict[str, JSON]:
         """Return the ``pytest_ep`` section of a result file."""
-        return section([result.line() for result in self], self.not_run, self.stopped_by)
+        said = section([result.line() for result in self], self.not_run, self.stopped_by)
+        said["construction"] = [
+            {"backend": key.backend, "key": str(key), **facts} for key, facts in self.constructed.items()
+        ]
+        return said
 
 
 def section(lines: Sequence[Mapping[str, JSON]], not_run: Iterable[str], why: str) -> dict[str, JSON]:

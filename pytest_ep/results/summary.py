@@ -7,6 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     import pytest
 
     from pytest_ep.matrix.cells import Cell
+    from pytest_ep.matrix.cells import Key
+    from pytest_ep.results.record import Ledger
+
+    Constructed = Mapping[Key, Mapping[str, float]]
 
 WIDTH = 110
 
@@ -44,8 +49,11 @@ _CLOCKS = {
 }
 
 
-def summary(results: Iterable[CaseResult]) -> list[str]:
-    """Return the lines: one block per key and routing, then the skips, then what the numbers are."""
+def summary(results: Iterable[CaseResult], constructed: Constructed | None = None) -> list[str]:
+    """Return the lines: one block per key and routing, then the skips, then what the numbers are.
+
+    ``constructed`` has what each key's construction took, as ``EPBackend.facts``.
+    """
     run, skips = [], Counter[tuple[str, str]]()
     for result in results:
         if result.outcome == "skipped":
@@ -58,16 +66,16 @@ def summary(results: Iterable[CaseResult]) -> list[str]:
         blocks.setdefault((key.backend, str(key), result.cell.routing), []).append(result)
     lines: list[str] = []
     for block in blocks.values():
-        lines += [*_block(block), ""]
+        lines += [*_block(block, (constructed or {}).get(block[0].cell.key, {})), ""]
     for (code, reason), count in skips.most_common():
         lines += _wrapped(f"skipped {count}: ", f"{code}: {reason}" if code else reason)
     lines += _legend([result for result in run if result.outcome == "timed"])
     return lines
 
 
-def write_summary(terminal: pytest.TerminalReporter, results: Iterable[CaseResult]) -> None:
+def write_summary(terminal: pytest.TerminalReporter, ledger: Ledger) -> None:
     """Write the summary, where there is anything to say."""
-    lines = summary(results)
+    lines = summary(ledger, ledger.constructed)
     if lines:
         terminal.section("expert parallelism")
         for line in lines:
@@ -82,10 +90,19 @@ def case_line(result: CaseResult) -> str:
     return f"{medians} us err {result.error:.1e}"
 
 
-def _block(results: list[CaseResult]) -> Iterator[str]:
+def _construction(facts: Mapping[str, float]) -> str:
+    """Say what construction took: its seconds, of them the kernels' build apart, first pair, memory."""
+    said = f"construction {facts['construction_s']:.1f} s, kernels built in {facts['build_s']:.1f} s"
+    memory = facts["device_memory_bytes"] / 2**20
+    return f"{said}, first pair {facts['first_pair_s'] * 1e3:.1f} ms, {memory:.0f} MiB of device memory"
+
+
+def _block(results: list[CaseResult], facts: Mapping[str, float]) -> Iterator[str]:
     probes = [result for result in results if result.probe]
     results = [result for result in results if not result.probe]
     yield f" {_title((results or probes)[0].cell)} ".center(WIDTH, "-")
+    if facts:
+        yield from _wrapped("", _construction(facts))
     yield from _probes(probes)
     if not results:
         return

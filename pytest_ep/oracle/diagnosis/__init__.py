@@ -1,0 +1,1 @@
+"""What happened to which message: every explanation of a wrong result, computed in the run that failed."""

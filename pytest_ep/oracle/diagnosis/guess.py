@@ -1,0 +1,58 @@
+"""A guess at what happened, and how it fits what was got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pytest_ep.oracle.diagnosis.scene import Scene
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """bool [n, H]: the wrong elements that a guess explains, and the right ones beside them that it denies."""
+
+    explained: Tensor
+    denied: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """One variant of an explanation: ``which`` rank, model or factor; ``fit`` computes."""
+
+    which: str
+    fit: Callable[[], Fit]
+
+
+def exactly(scene: Scene, which: str, values: Callable[[], Tensor]) -> Guess:
+    """Every element near a wrong one would be ``values()`` [n, H], bit for bit."""
+
+    def fit() -> Fit:
+        would = values()
+        return Fit(scene.wrong & (would == scene.got), scene.right_nearby & (would != scene.want))
+
+    return Guess(which, fit)
+
+
+def nearly(scene: Scene, which: str, values: Callable[[], tuple[Tensor, Tensor]]) -> Guess:
+    """Every element near a wrong one would be ``values()[0]`` but for roundings of at most ``values()[1]``."""
+
+    def fit() -> Fit:
+        would, within = values()
+        return Fit(
+            scene.wrong & ((would - scene.got).abs() <= within),
+            scene.right_nearby & ((would - scene.want).abs() > within),
+        )
+
+    return Guess(which, fit)
+
+
+def locally(scene: Scene, which: str, matches: Callable[[], Tensor]) -> Guess:
+    """Something befell single elements, those where ``matches()`` [n, H]; it says nothing of their neighbours."""
+
+    def fit() -> Fit:
+        return Fit(scene.wrong & matches(), scene.wrong & False)
+
+    return Guess(which, fit)
