@@ -114,6 +114,8 @@ def parse_options(
     )
     if selection.ep_sizes:
         _check_ep_sizes(selection, platforms, machine(), ranks)
+    if config.getoption("ep_clock") == "event" and not machine().devices:
+        raise pytest.UsageError("--ep-clock event: this machine has no accelerator, use auto or host")
     return Options(
         selection=selection,
         nproc=config.getoption("ep_nproc"),

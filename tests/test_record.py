@@ -269,7 +269,7 @@ def test_the_section_lists_every_case_that_left_no_row() -> None:
     ledger.add(CaseResult("e", CELL, "probed", reason="uniform: as expected", probe="uniform"))
     ledger.not_run, ledger.stopped_by = ["f"], "stopping after 1 failures"
     ledger.constructed[CELL.key] = {"build_s": 2.0}
-    section = ledger.section()
+    section: Any = ledger.section()
     assert section["failed"] == [
         {"case": "b", "code": "combine", "reason": "wrong", "diagnosis": "other reduction"}
     ]

@@ -110,7 +110,7 @@ def test_a_wrong_result_names_rank_token_and_column_and_says_what_is_wrong() -> 
         "n",
         cell(4096),
         "failed",
-        reason="got 1.5, expected 2.5, error 4.7e-01 " + "x" * 60,
+        reason="combine: got 1.5, expected 2.5, error 4.7e-01 " + "x" * 60,
         code="combine",
         rank=2,
         token=17,
@@ -134,7 +134,7 @@ def test_a_failure_without_a_word_still_has_its_row() -> None:
 
 
 def test_a_checked_case_says_why_it_has_no_timing() -> None:
-    lines = summary([CaseResult("n", cell(8), "checked", reason="two ranks share a GPU")])
+    lines = summary([CaseResult("n", cell(8), "checked", reason="not timed: two ranks share a GPU")])
     assert line_of(lines, "8").split(maxsplit=1)[1] == "checked, not timed: two ranks share a GPU"
 
 

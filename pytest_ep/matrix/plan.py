@@ -211,7 +211,7 @@ class _Planner:
             )
         if key.ep_size != self.ranks:
             launch = f"torchrun --nproc-per-node {key.ep_size}"
-            return Skip("ep-size", f"needs {key.ep_size} ranks, launched with {self.ranks}: {launch}")
+            return Skip("ep-size", f"needs {_counted(key.ep_size, 'rank')}, launched with {self.ranks}: {launch}")
         devices, each = self.machine.devices, adapter.ranks_per_device(self.machine)
         if each is not None and self.local_ranks > each * devices:
             have = f"{self.local_ranks} ranks on this node have {_counted(devices, 'device')}"

@@ -105,9 +105,9 @@ class Fate:
         failed = self._first(votes, "failed")
         if failed is not None:
             raise AgreedFailure(Failure(f"rank {failed} failed in {phase}:\n{votes[failed].text.rstrip()}"))
-        skipped = self._first(votes, "skipped")
-        if skipped is not None:
-            raise AgreedSkip(*votes[skipped].skip)
+        if self._first(votes, "skipped") is not None:
+            # The lowest rank's, so that the reason is the same in every run.
+            raise AgreedSkip(*next(vote.skip for vote in votes if vote.skip is not None))
         return [vote.value for vote in votes]
 
     def settle(self, phase: str, vote: Vote) -> tuple[list[Vote], Failure | None]:

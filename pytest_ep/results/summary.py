@@ -113,9 +113,9 @@ def _block(results: list[CaseResult], facts: Mapping[str, float]) -> Iterator[st
         if result.outcome == "timed":
             yield tokens + _numbers(result)
         elif result.outcome == "checked":
-            yield from _wrapped(f"{tokens}  checked, not timed: ", result.reason)
+            yield from _wrapped(f"{tokens}  checked, ", result.reason)
         elif result.code:
-            yield from _wrapped(f"{tokens}  WRONG  ", f"{_place(result)}{result.code}: {result.reason}")
+            yield from _wrapped(f"{tokens}  WRONG  ", f"{_place(result)}{result.reason}")
         else:
             yield from _wrapped(f"{tokens}  FAILED  ", f"{_place(result)}{result.reason}")
 
@@ -127,7 +127,8 @@ def _probes(probes: list[CaseResult]) -> Iterator[str]:
             yield from _wrapped("probe WRONG  ", f"{_place(result)}{result.reason}")
     if right:
         says = [result.reason for result in right if result.probe == "accumulator"]
-        yield from _wrapped(f"probes passed: {len(right)}; ", *says or ["the accumulator's was not run"])
+        says = list(dict.fromkeys(says)) or ["the accumulator's was not run"]
+        yield from _wrapped(f"probes passed: {len(right)}; ", "; ".join(says))
 
 
 def _title(cell: Cell) -> str:
