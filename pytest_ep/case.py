@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
 
+from pytest_ep.backends.base import EPBackend
 from pytest_ep.matrix.cells import Cell
 from pytest_ep.oracle import checks
+from pytest_ep.oracle import repetition
 from pytest_ep.oracle.checks import Verdict
 from pytest_ep.ranks.fate import AgreedFailure
 from pytest_ep.ranks.fate import Failure
+from pytest_ep.results.record import JSON
 from pytest_ep.results.record import CaseResult
 from pytest_ep.results.record import Measurement
 from pytest_ep.results.record import Recorder
@@ -52,6 +56,10 @@ class Case:
         problem = self._problem()
         before = self._oracle(problem, "oracle before timing")
         if reason := self._untimed():
+            said = self._repeat(problem)
+            reason += (
+                f"; {said['repeats']} repetitions, identical: {said['repeats_identical']}" if said else ""
+            )
             result = CaseResult(self._nodeid, self._cell, "checked", reason)
             self._finish(replace(result, error=before.error, bit_exact=before.bit_exact))
             return
@@ -59,6 +67,7 @@ class Case:
         after = self._oracle(problem, "oracle after timing")
         measurement = replace(
             measurement,
+            extra={**measurement.extra, **self._repeat(problem)},
             error=max(before.error, measurement.error, after.error),
             bit_exact=min(before.bit_exact, measurement.bit_exact, after.bit_exact),
         )
@@ -89,16 +98,49 @@ class Case:
         return built[0]
 
     def _oracle(self, problem: Problem, phase: str) -> Agreed:
-        def check() -> Verdict:
-            verdict = checks.run_oracle(
-                self._live.backend, problem, self._live.reduction, self._run.options.exact
-            )
-            self._run.ranks.synchronize()
-            if not checks.inputs_unchanged(problem):
-                return failing(verdict, "inputs", "the transport changed its inputs")
-            return verdict
+        return self._agree(self._together(phase, lambda: self._check(self._live.backend, problem)))
 
-        return self._agree(self._together(phase, check))
+    def _check(self, backend: EPBackend, problem: Problem) -> Verdict:
+        ranks = self._run.ranks
+        if self._run.options.poison:
+            repetition.poison(backend, problem)
+            ranks.synchronize()
+            ranks.barrier()
+        verdict = checks.run_oracle(backend, problem, self._live.reduction, self._run.options.exact)
+        ranks.synchronize()
+        if not checks.inputs_unchanged(problem):
+            return failing(verdict, "inputs", "the transport changed its inputs")
+        return verdict
+
+    def _repeat(self, problem: Problem) -> dict[str, JSON]:
+        """Repeat the oracle as --ep-repeat asks; rare corruption fails as "k of N"."""
+        if self._run.options.repeat is None:
+            return {}
+        times, seconds = self._run.options.repeat
+        overheard, began = repetition.Overheard(self._live.backend), time.monotonic()
+        wrong: dict[int, Failure] = {}
+        number, identical = 0, True
+
+        def once() -> tuple[Verdict, bool, float]:
+            verdict = self._check(overheard.backend, problem)
+            return verdict, overheard.identical, time.monotonic() - began
+
+        while number != times:
+            number += 1
+            said: list[Any] = self._together("repetition", once)
+            verdicts = [verdict for verdict, _, _ in said]
+            failed = [rank for rank, verdict in enumerate(verdicts) if not verdict.passed]
+            if failed:
+                wrong[number] = failure(verdicts, failed, "")
+            identical = identical and all(same for _, same, _ in said)
+            if seconds is not None and said[0][2] >= seconds:  # rank 0's clock is everyone's
+                break
+        if wrong:
+            first, cause = next(iter(wrong.items()))
+            which = ", ".join(map(str, list(wrong)[:8]))
+            text = f"{len(wrong)} of {number} repetitions wrong ({which}); the {first}. was: {cause.reason}"
+            raise AgreedFailure(replace(cause, reason=text))
+        return {"repeats": number, "repeats_identical": identical}
 
     def _untimed(self) -> str:
         """Why this case is checked only; the same on every rank."""
@@ -114,7 +156,7 @@ class Case:
         run, backend, reduction = self._run, self._live.backend, self._live.reduction
         clock = clocks.choose(run.options.clock, run.ranks.device)
 
-        def time() -> tuple[dict[str, list[float]], Verdict]:
+        def sample() -> tuple[dict[str, list[float]], Verdict]:
             planes = backend.constant_planes(problem)
             rows = checks.constant_rows(problem, planes)
             taken = sampling.sample(
@@ -123,7 +165,7 @@ class Case:
             verdict = checks.check_timed_output(problem, taken.output, reduction, planes, run.options.exact)
             return taken.seconds, verdict
 
-        said: list[Any] = self._together("timing", time)
+        said: list[Any] = self._together("timing", sample)
         agreed = self._agree([verdict for _, verdict in said], "last timed output: ")
         seconds, spread = {}, {}
         for component in sampling.COMPONENTS:

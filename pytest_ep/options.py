@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import TypeAlias
 
 import pytest
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 MAX_TOKENS = 65536
 """Tokens per rank; ids hold five digits."""
 MAX_EP_SIZE = 1024
+Repeat: TypeAlias = "tuple[int, None] | tuple[None, float]"
+"""Repetitions by number, or by seconds."""
 RANK_TIMEOUT = 60.0
 CASE_TIMEOUT = 600.0
 CLOCKS = ("auto", "host", "event")
@@ -43,6 +46,8 @@ class Options:
     case_timeout: float
     session_budget: float | None
     resume: Path | None
+    repeat: Repeat | None
+    poison: bool
     allow_skips: bool
     require: tuple[str, ...]
     iterations: int | None
@@ -79,6 +84,9 @@ def add_options(parser: pytest.Parser) -> None:
         "Stop before the first case that would end later, as 90s or 20m",
     )
     add("--ep-resume", str, "FILE", "Take over what an earlier run's result file or journal has finished")
+    add("--ep-repeat", _repeat, "N|TIME", "Repeat each case's oracle N times, or for a time as 90s or 10m")
+    text = "Fill receive buffers and outputs with a signalling pattern before each checked exchange"
+    group.addoption("--ep-poison", action="store_true", help=text)
     text = "Exit with 0 although every case was skipped"
     group.addoption("--ep-allow-skips", action="store_true", help=text)
     add("--ep-require", _backends, "BACKEND[,..]", "Fail unless a case of each of these backends passed", ())
@@ -123,6 +131,8 @@ def parse_options(
         rank_timeout=config.getoption("ep_rank_timeout"),
         case_timeout=config.getoption("ep_case_timeout"),
         session_budget=config.getoption("ep_session_budget"),
+        repeat=config.getoption("ep_repeat"),
+        poison=config.getoption("ep_poison"),
         resume=Path(resume) if (resume := config.getoption("ep_resume")) else None,
         allow_skips=config.getoption("ep_allow_skips"),
         require=config.getoption("ep_require"),
@@ -248,6 +258,12 @@ def _seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise ValueError(f"{text!r} is not a positive number of seconds")
     return value
+
+
+def _repeat(text: str) -> Repeat:
+    if text.strip().isdecimal():
+        return _count(1_000_000)(text), None
+    return None, _duration(text)
 
 
 def _duration(text: str) -> float:

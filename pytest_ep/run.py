@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,7 +105,7 @@ class Run:
             from pytest_ep.ranks.group import connect
 
             self._store = connect(self.identity)
-        return Fate(Ballot(self.identity, self._store, self.pulse), self._say)
+        return Fate(Ballot(self.identity, self._store, self.pulse), self._say_unreported)
 
     @property
     def fate_store(self) -> Store | None:
@@ -124,7 +123,14 @@ class Run:
 
         if self._ranks is None:
             timeout = COLLECTIVE_TIMEOUT_FACTOR * self.options.rank_timeout
-            self._ranks = Ranks(self.identity, self._store, self.fate.ballot, self.machine.devices, timeout)
+            self._ranks = Ranks(
+                self.identity,
+                self._store,
+                self.fate.ballot,
+                devices=self.machine.devices,
+                timeout=timeout,
+                say=self.say,
+            )
             self.fate.abandon = self._ranks.abandon
         return self._ranks
 
@@ -139,13 +145,13 @@ class Run:
             self._ranks.rebuild()
         self.fate.broken_by = ""
 
-    def _say(self, line: str) -> None:
-        """Print a line of a rank that makes no report, past pytest's capture."""
-        if self.reporter:
-            return
-        capture = self.config.pluginmanager.getplugin("capturemanager")
-        with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
-            print(f"pytest_ep: {line}", file=sys.stderr, flush=True)
+    def say(self, line: str) -> None:
+        """Print a line on stderr at once, past pytest's capture."""
+        os.write(self.stderr, f"pytest_ep: {line}\n".encode())
+
+    def _say_unreported(self, line: str) -> None:
+        if not self.reporter:
+            self.say(line)
 
     def identify(self, cell: Cell) -> str:
         """Return a digest of a case and of the options that its numbers depend on."""

@@ -131,6 +131,13 @@ class EPBackend(ABC):
     def combine(self, problem: Problem, handle: Any, staged: Any) -> Tensor:
         """Return and reduce the staged messages: [T, H] BF16, this rank's tokens in their order."""
 
+    def poison(self, problem: Problem) -> bool:
+        """Fill what the next exchange will read or overwrite with a pattern that shows: NaN, where it can be.
+
+        Legal between pairs; the caller then aligns the ranks. Returns whether the transport could.
+        """
+        return False
+
     @abstractmethod
     def close(self) -> None:
         """Release everything, on all ranks together."""

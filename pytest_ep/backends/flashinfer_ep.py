@@ -92,6 +92,7 @@ class FlashInferEP(EPBackend):
         self._shape = shape
         self._wire: Wire | None = None
         self._regions: dict[int, Tensor] = {}
+        self._planes: dict[int, list[Tensor]] = {}
         self._open = 0
         self._closed = False
         began = time.perf_counter()
@@ -161,6 +162,15 @@ class FlashInferEP(EPBackend):
         """Fetch the messages from where they were staged and add them."""
         return self._combine(staged, handle.limit)
 
+    def poison(self, problem: Problem) -> bool:
+        """Fill the planes that the last dispatch of this size filled, and the region that combine reads."""
+        region = self._regions.get(problem.max_tokens)
+        if region is not None:
+            region.fill_(float("nan"))
+        for plane in self._planes.get(problem.max_tokens, ()):
+            plane.fill_(float("nan") if plane.is_floating_point() else problem.shape.experts)
+        return region is not None
+
     def close(self) -> None:
         """Unmap the workspace once every rank's kernels are done; also after the process groups are gone."""
         if self._closed:
@@ -173,6 +183,7 @@ class FlashInferEP(EPBackend):
             self._ranks.ballot.gather("closing flashinfer_ep", None)
             wire, self._wire = self._wire, None
             self._regions.clear()
+            self._planes.clear()
             if wire is not None:
                 wire.release()
             del wire
@@ -206,7 +217,7 @@ class FlashInferEP(EPBackend):
         self.versions = wheel.versions
         self.reduction = flashinfer_wheel.reduction(version)
         if self._ranks.rank == 0 and not flashinfer_wheel.is_read(version):
-            flashinfer_setup.announce(
+            self._ranks.say(
                 f"flashinfer {own} is a development build: {self.reduction} is a guess by its order"
             )
         return flashinfer_wires.choose()
@@ -244,6 +255,7 @@ class FlashInferEP(EPBackend):
             planes = self._wire.dispatch(x, ids, weights, limit)
             if limit not in self._regions:
                 self._regions[limit] = self._wire.region(limit)
+            self._planes[limit] = [plane for plane in planes if plane is not None]
         except Exception:
             self._drain()
             raise

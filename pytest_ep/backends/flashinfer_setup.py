@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 import socket
-import sys
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -179,18 +178,13 @@ def build_kernels(ranks: Ranks, kernels: str, version: str) -> float:
     what = f"the FlashInfer {version} kernels ({spec.name}) on {socket.gethostname()}"
     began = time.perf_counter()
     if not spec.is_compiled:
-        announce(f"building {what}: the first use of a version takes up to minutes")
+        ranks.say(f"building {what}: the first use of a version takes up to minutes")
     with futures.ThreadPoolExecutor(1) as pool:
         build = pool.submit(spec.build_and_load)
         while not futures.wait([build], timeout=PROGRESS_EVERY).done:
-            announce(f"still building {what}, for {time.perf_counter() - began:.0f} s")
+            ranks.say(f"still building {what}, for {time.perf_counter() - began:.0f} s")
     granted(build.result)
     return time.perf_counter() - began
-
-
-def announce(line: str) -> None:
-    """Say at once, on stderr, what takes long."""
-    print(f"pytest_ep: {line}", file=sys.stderr, flush=True)
 
 
 def _first_words(error: Exception) -> str:

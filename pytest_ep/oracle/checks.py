@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,10 +14,14 @@ from pytest_ep.backends.base import EPBackend
 from pytest_ep.backends.base import Received
 from pytest_ep.oracle import dispatch
 from pytest_ep.oracle import expected
+from pytest_ep.oracle.clues import Clues
 from pytest_ep.oracle.exchange import exchange
 from pytest_ep.oracle.expected import constant_rows
 from pytest_ep.oracle.reduction import Reduction
 from pytest_ep.workload.problem import Problem
+
+if TYPE_CHECKING:
+    from pytest_ep.oracle.diagnosis.evidence import Evidence
 
 __all__ = [
     "COMBINE_REL_TOL",
@@ -26,6 +31,7 @@ __all__ = [
     "check_timed_output",
     "constant_rows",
     "inputs_unchanged",
+    "relative_error",
     "run_oracle",
 ]
 
@@ -65,7 +71,8 @@ class Verdict:
     """One rank's verdict. ``failed`` names checks; ``error`` is inf where combine gave nothing to compare.
 
     ``bit_exact`` is the share, 0 to 1, of combined elements that equal the expected value. ``worst`` is the
-    worst element where any differs, and ``message`` one line, empty when passed.
+    worst element where any differs, and ``message`` one line, empty when passed. ``evidence`` is what a
+    failing rank saw.
     """
 
     passed: bool
@@ -74,6 +81,7 @@ class Verdict:
     bit_exact: float
     worst: Worst | None
     message: str
+    evidence: Evidence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +103,21 @@ def run_oracle(backend: EPBackend, problem: Problem, reduction: Reduction, exact
     raised. With ``exact`` any element that is not bit-exact fails the check "bit_exact".
     """
     failures: dict[str, str] = {}
+    clues = Clues(problem, reduction, failures)
 
     def answer(received: Received, source: Tensor) -> Tensor:
+        if failures:
+            clues.of_dispatch(received, source)
         weights = None if "weights" in dispatch.misshapen(problem, received) else received.weights
         return expected.reply(problem, source, received.expert_ids, weights)
 
     got = exchange(backend, problem, answer, failures)
     if got is None:
-        return _verdict(problem, failures, _NOT_COMBINED)
-    return _verdict(problem, failures, _compare(problem, got, expected.combined(problem, reduction), exact))
+        return _verdict(problem, failures, _NOT_COMBINED, clues)
+    comparison = _compare(problem, got, expected.combined(problem, reduction), exact)
+    if comparison.failures:
+        clues.of_combine(got)
+    return _verdict(problem, failures, comparison, clues)
 
 
 def check_timed_output(
@@ -111,7 +125,11 @@ def check_timed_output(
 ) -> Verdict:
     """Check a combine's output where every rank has staged its ``constant_rows(problem, planes)``."""
     wanted = expected.combined_constant(problem, reduction, planes)
-    return _verdict(problem, {}, _compare(problem, got, wanted, exact))
+    comparison = _compare(problem, got, wanted, exact)
+    clues = Clues(problem, reduction, {}, planes)
+    if comparison.failures:
+        clues.of_combine(got)
+    return _verdict(problem, {}, comparison, clues)
 
 
 def inputs_unchanged(problem: Problem) -> bool:
@@ -152,10 +170,15 @@ def _compare(problem: Problem, got: Tensor, wanted: Iterator[tuple[int, Tensor]]
     return _Comparison(error, 1.0 - different / max(1, math.prod(shape)), worst, failures)
 
 
-def _worst(problem: Problem, start: int, have: Tensor, want: Tensor) -> Worst:
-    """The worst element of a chunk; a non-finite one is infinitely wrong."""
+def relative_error(have: Tensor, want: Tensor) -> Tensor:
+    """The error of each combined element, FP32 as ``have`` and ``want``; inf where ``have`` is not finite."""
     error = (have - want).abs() / want.abs().clamp(min=MAGNITUDE_FLOOR)
-    error = torch.where(torch.isfinite(have), error, math.inf)
+    return torch.where(torch.isfinite(have), error, math.inf)
+
+
+def _worst(problem: Problem, start: int, have: Tensor, want: Tensor) -> Worst:
+    """The worst element of a chunk."""
+    error = relative_error(have, want)
     row, column = divmod(int(error.argmax()), want.shape[1])
     return Worst(
         rank=problem.rank,
@@ -174,7 +197,7 @@ def _element_text(worst: Worst) -> str:
     )
 
 
-def _verdict(problem: Problem, failures: dict[str, str], comparison: _Comparison) -> Verdict:
+def _verdict(problem: Problem, failures: dict[str, str], comparison: _Comparison, clues: Clues) -> Verdict:
     found = failures | comparison.failures
     failed = tuple(check for check in _ORDER if check in found)
     text = "; ".join(f"{check}: {found[check]}" for check in failed)
@@ -185,4 +208,5 @@ def _verdict(problem: Problem, failures: dict[str, str], comparison: _Comparison
         bit_exact=comparison.bit_exact,
         worst=comparison.worst,
         message=f"{text} (rank {problem.rank})" if failed else "",
+        evidence=clues.evidence() if failed else None,
     )

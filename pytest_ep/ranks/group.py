@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -40,17 +41,26 @@ class Ranks:
     """This rank, its device, and the groups it shares with the others.
 
     The data group is NCCL where every rank has an accelerator of its own, gloo elsewhere; the control group
-    is always gloo; ``ballot`` is the agreement channel, which needs neither.
+    is always gloo; ``ballot`` is the agreement channel, which needs neither; ``say`` prints a line on
+    stderr at once, past pytest's capture.
     """
 
     def __init__(
-        self, identity: Identity, store: Store | None, ballot: Ballot, devices: int, timeout: float
+        self,
+        identity: Identity,
+        store: Store | None,
+        ballot: Ballot,
+        *,
+        devices: int,
+        timeout: float,
+        say: Callable[[str], None],
     ) -> None:
         self.identity = identity
         self.rank = identity.rank
         self.size = identity.size
         self.ballot = ballot
         self.devices = devices
+        self.say = say
         self._store = store
         self._timeout = timedelta(seconds=timeout)
         self._generation = 0

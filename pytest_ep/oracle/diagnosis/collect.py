@@ -7,16 +7,23 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from pytest_ep.oracle.diagnosis.evidence import Combined
-from pytest_ep.oracle.diagnosis.evidence import Tried
+from pytest_ep.backends.base import Received
+from pytest_ep.oracle.diagnosis.arrivals import arrivals
+from pytest_ep.oracle.diagnosis.dispatch_faults import FAULTS
 from pytest_ep.oracle.diagnosis.elements import Worst
+from pytest_ep.oracle.diagnosis.evidence import Combined
+from pytest_ep.oracle.diagnosis.evidence import Finding
+from pytest_ep.oracle.diagnosis.evidence import Tried
 from pytest_ep.oracle.diagnosis.explanations import EXPLANATIONS
 from pytest_ep.oracle.diagnosis.scene import Scene
 from pytest_ep.oracle.diagnosis.scene import Setting
 from pytest_ep.oracle.diagnosis.scene import scene
 from pytest_ep.oracle.diagnosis.spread import Counts
 from pytest_ep.workload import contents
+from pytest_ep.workload.problem import Problem
 
+LEAST = 16
+"""Tokens of a sample, where so many are wrong."""
 HOPELESS = 0.05
 """An explanation of less than this share of a sample's wrong elements is not tried on all."""
 HOPEFUL = 16
@@ -36,13 +43,24 @@ def of_combine(setting: Setting, got: Tensor) -> Combined:
     wrong = counts.wrong_tokens()
     tried = _tried(setting, got, wrong) if len(wrong) else []
     fitting = {one.name for one in tried}
+    first = setting.problem.first_token(setting.problem.rank)
     return Combined(
         declared=setting.reduction.name,
+        tokens=frozenset((wrong + first).tolist()),
         spread=counts.spread(),
         worst=worst.elements(setting, got),
         tried=tuple(tried),
         ruled_out=tuple(name for name in EXPLANATIONS if name not in fitting),
     )
+
+
+def of_dispatch(
+    problem: Problem, received: Received, source: Tensor
+) -> tuple[tuple[Finding, ...], frozenset[int]]:
+    """The faults of what was received, and the tokens that they befell; ``source`` [N] as decoded."""
+    found = arrivals(problem, received, source)
+    findings = [finding for fault in FAULTS if (finding := fault(found)) is not None]
+    return tuple(findings), frozenset(torch.nonzero(found.befallen()).squeeze(1).tolist())
 
 
 def _compare(setting: Setting, got: Tensor, counts: Counts, worst: Worst) -> None:
@@ -59,7 +77,7 @@ def _compare(setting: Setting, got: Tensor, counts: Counts, worst: Worst) -> Non
 
 def _tried(setting: Setting, got: Tensor, wrong: Tensor) -> list[Tried]:
     """The variants that explain anything, in the table's order; ``wrong`` are the wrong tokens [n]."""
-    size = max(4, contents.chunk_rows(got.device, 4 * setting.problem.shape.hidden))
+    size = max(LEAST, contents.chunk_rows(got.device, 16 * setting.problem.shape.hidden))
     sample = wrong
     if len(wrong) > size:
         sample = wrong[torch.linspace(0, len(wrong) - 1, size, device=wrong.device).long()]
@@ -68,7 +86,7 @@ def _tried(setting: Setting, got: Tensor, wrong: Tensor) -> list[Tried]:
     if len(sample) < len(wrong):
         hopeful = _hopeful(found.values())
         whole: dict[Variant, Tried] = {}
-        for token in wrong.split(contents.chunk_rows(got.device, setting.problem.shape.hidden)):
+        for token in torch.split(wrong, contents.chunk_rows(got.device, setting.problem.shape.hidden)):
             for variant, one in _try(scene(setting, got, token), hopeful).items():
                 whole[variant] = _added(whole[variant], one) if variant in whole else one
         found |= whole

@@ -67,11 +67,13 @@ class Tried:
 class Combined:
     """What one combine returned: ``shape`` is what is wrong with its shape, else the rest is filled.
 
-    ``tried`` holds the explanations that fit at least one element, ``ruled_out`` the names of the others.
+    ``tokens`` are the wrong ones, global. ``tried`` holds the explanations that fit at least one element,
+    ``ruled_out`` the names of the others.
     """
 
     declared: str
     shape: str = ""
+    tokens: frozenset[int] = frozenset()
     spread: Spread | None = None
     worst: tuple[Element, ...] = ()
     tried: tuple[Tried, ...] = ()
@@ -94,7 +96,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One rank's. ``findings`` are dispatch's, the gravest first; ``wrong_rows`` the tokens that it got wrong.
+    """One rank's. ``findings`` are dispatch's, the gravest first; ``tokens`` those that it got wrong, global.
 
     ``stopped`` says why this rank could answer with zeros only; ``inputs`` what the transport wrote to its
     inputs; ``note`` why something could not be diagnosed.
@@ -102,7 +104,7 @@ class Evidence:
 
     rank: int
     findings: tuple[Finding, ...] = ()
-    wrong_rows: frozenset[int] = frozenset()
+    tokens: frozenset[int] = frozenset()
     combined: Combined | None = None
     stopped: str = ""
     inputs: str = ""

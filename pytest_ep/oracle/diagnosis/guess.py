@@ -12,7 +12,7 @@ from pytest_ep.oracle.diagnosis.scene import Scene
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """bool [n, H]: the wrong elements that a guess explains, and the right ones beside them that it denies."""
+    """bool [n, H]: the wrong elements that a guess explains, and the right ones nearby that it denies."""
 
     explained: Tensor
     denied: Tensor
@@ -37,7 +37,7 @@ def exactly(scene: Scene, which: str, values: Callable[[], Tensor]) -> Guess:
 
 
 def nearly(scene: Scene, which: str, values: Callable[[], tuple[Tensor, Tensor]]) -> Guess:
-    """Every element near a wrong one would be ``values()[0]`` but for roundings of at most ``values()[1]``."""
+    """As ``exactly``, but for roundings: ``values()`` are the values and by how much they may differ."""
 
     def fit() -> Fit:
         would, within = values()
@@ -50,7 +50,7 @@ def nearly(scene: Scene, which: str, values: Callable[[], tuple[Tensor, Tensor]]
 
 
 def locally(scene: Scene, which: str, matches: Callable[[], Tensor]) -> Guess:
-    """Something befell single elements, those where ``matches()`` [n, H]; it says nothing of their neighbours."""
+    """Single elements were hit, those where ``matches()`` [n, H]; that says nothing of their neighbours."""
 
     def fit() -> Fit:
         return Fit(scene.wrong & matches(), scene.wrong & False)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,27 +26,23 @@ ROUNDING = 2.0**-8
 def missing(scene: Scene) -> Iterator[Guess]:
     """A message was not added."""
     for which, chosen in _chosen(scene):
-        yield exactly(
-            scene,
-            which,
-            lambda chosen=chosen: scene.setting.reduction(only(scene.given, ~chosen())),  # type: ignore[misc]
-        )
+        yield exactly(scene, which, partial(_without, scene, chosen))
 
 
 def doubled(scene: Scene) -> Iterator[Guess]:
     """A message was added twice."""
     for which, chosen in _chosen(scene):
-        yield exactly(scene, which, lambda chosen=chosen: _scaled(scene, chosen().float() + 1))  # type: ignore[misc]
+        yield exactly(scene, which, partial(_scaled, scene, 1 + chosen.float()))
 
 
 def alone(scene: Scene) -> Iterator[Guess]:
     """One message stands for the sum: written over the others, or never added to them."""
     for which, chosen in _chosen(scene):
-        yield exactly(
-            scene,
-            which,
-            lambda chosen=chosen: scene.setting.reduction(only(scene.given, chosen())),  # type: ignore[misc]
-        )
+        yield exactly(scene, which, partial(_without, scene, ~chosen))
+
+
+def _without(scene: Scene, pairs: Tensor) -> Tensor:
+    return scene.setting.reduction(only(scene.given, ~pairs))
 
 
 def per_choice(scene: Scene) -> Iterator[Guess]:
@@ -66,30 +62,22 @@ def gates_twice(scene: Scene) -> Iterator[Guess]:
 
 def extra(scene: Scene) -> Iterator[Guess]:
     """A rank that has no expert of the token was added too: what timing left in its slot."""
-    ranks, hidden = scene.setting.problem.ep_size, scene.want.shape[1]
-    member = torch.zeros((scene.given.tokens, ranks), dtype=torch.bool, device=scene.want.device)
+    setting, problem = scene.setting, scene.setting.problem
+    member = torch.zeros((scene.given.tokens, problem.ep_size), dtype=torch.bool, device=scene.want.device)
     member[scene.given.token, scene.given.rank] = True
-    planes = [0, scene.setting.problem.rank]
-    if scene.setting.planes is not None:
-        planes = planes[scene.setting.planes > 1 :][:1]
-    for rank in range(ranks):
+    planes = [0, problem.rank] if setting.planes is None else [problem.rank if setting.planes > 1 else 0]
+    for rank in range(problem.ep_size):
         token = torch.nonzero(~member[:, rank]).squeeze(1)
-        if not len(token):
-            continue
-        for plane in dict.fromkeys(planes):
-            left = contents.constant_messages(
-                torch.tensor([rank], device=token.device),
-                torch.tensor([plane], device=token.device),
-                hidden,
-                ranks,
-            )
-            yield exactly(
-                scene,
-                f"rank {rank}",
-                lambda token=token, rank=rank, left=left: scene.setting.reduction(  # type: ignore[misc]
-                    _joined(scene.given, token, rank, left.expand(len(token), -1))
-                ),
-            )
+        for plane in dict.fromkeys(planes) if len(token) else ():
+            yield exactly(scene, f"rank {rank}", partial(_with_constant, scene, token, rank, plane))
+
+
+def _with_constant(scene: Scene, token: Tensor, rank: int, plane: int) -> Tensor:
+    hidden, ranks = scene.want.shape[1], scene.setting.problem.ep_size
+    row = contents.constant_messages(
+        torch.full_like(token, rank), torch.full_like(token, plane), hidden, ranks
+    )
+    return scene.setting.reduction(_joined(scene.given, token, rank, row))
 
 
 def other_plane(scene: Scene) -> Iterator[Guess]:
@@ -99,23 +87,25 @@ def other_plane(scene: Scene) -> Iterator[Guess]:
         return
     for plane in range(planes):
         if plane != scene.setting.problem.rank:
-            rows = contents.constant_messages(
-                scene.given.rank, torch.full_like(scene.given.rank, plane), scene.want.shape[1], planes
-            )
-            yield exactly(scene, f"rank {plane}", lambda rows=rows: scene.reduce(rows))  # type: ignore[misc]
+            yield exactly(scene, f"rank {plane}", partial(_of_plane, scene, plane, planes))
+
+
+def _of_plane(scene: Scene, plane: int, planes: int) -> Tensor:
+    there = torch.full_like(scene.given.rank, plane)
+    return scene.reduce(contents.constant_messages(scene.given.rank, there, scene.want.shape[1], planes))
 
 
 def fp8(scene: Scene) -> Iterator[Guess]:
     """The messages went through an FP8 format."""
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz):
         name = str(dtype).removeprefix("torch.float8_")
-        yield exactly(scene, name, lambda dtype=dtype: through(dtype)(scene.given))  # type: ignore[misc]
+        yield exactly(scene, name, partial(through(dtype), scene.given))
 
 
 def message_step(scene: Scene) -> Iterator[Guess]:
     """One rank's message is one BF16 step away."""
     for rank in scene.ranks():
-        yield locally(scene, f"rank {rank}", lambda rank=rank: _stepped(scene, rank))  # type: ignore[misc]
+        yield locally(scene, f"rank {rank}", partial(_stepped, scene, rank))
 
 
 def _stepped(scene: Scene, rank: int) -> Tensor:
@@ -128,25 +118,22 @@ def _stepped(scene: Scene, rank: int) -> Tensor:
     return found
 
 
-def _chosen(scene: Scene) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+def _chosen(scene: Scene) -> Iterator[tuple[str, Tensor]]:
     """Pairs, bool [P], that a fault of one place may have hit, one for each token at most."""
     given = scene.given
     for rank in scene.ranks():
-        yield f"rank {rank}", lambda rank=rank: given.rank == rank  # type: ignore[misc]
-    own = scene.setting.problem.rank
-    yield "each token's own rank", lambda: given.rank == own
-    yield "the first contributing rank", lambda: _edge(given, first=True)
-    yield "the last contributing rank", lambda: _edge(given, first=False)
-    yield "the rank of the first choice", lambda: given.choice == 0
-    last = given.choice.new_zeros(given.tokens).scatter_reduce(0, given.token, given.choice, "amax")
-    yield "the rank that the choices name last", lambda: given.choice == last[given.token]
+        yield f"rank {rank}", given.rank == rank
+    yield "each token's own rank", given.rank == scene.setting.problem.rank
+    yield "the first contributing rank", _edge(given, given.rank, "amin")
+    yield "the last contributing rank", _edge(given, given.rank, "amax")
+    yield "the rank of the first choice", given.choice == 0
+    yield "the rank that the choices name last", _edge(given, given.choice, "amax")
 
 
-def _edge(given: Contributions, first: bool) -> Tensor:
-    bound = given.rank.new_zeros(given.tokens).scatter_reduce(
-        0, given.token, given.rank, "amin" if first else "amax", include_self=False
-    )
-    return given.rank == bound[given.token]
+def _edge(given: Contributions, place: Tensor, side: str) -> Tensor:
+    """The pair of each token whose ``place`` [P] is the least (amin) or the greatest (amax)."""
+    bound = place.new_zeros(given.tokens).scatter_reduce(0, given.token, place, side, include_self=False)
+    return place == bound[given.token]
 
 
 def _scaled(scene: Scene, factor: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -34,10 +36,10 @@ def unwritten(scene: Scene) -> Iterator[Guess]:
 
 
 def stale(scene: Scene) -> Iterator[Guess]:
-    """What another combine returned, of this case or of one with fewer tokens; or that with this one added."""
+    """What another combine returned, of this case or of one with fewer T; or that with this one added."""
     for name, before in _before(scene):
-        yield exactly(scene, name, lambda before=before: before)  # type: ignore[misc]
-        yield exactly(scene, f"{name}, with this one added", lambda before=before: narrow(before + scene.want))  # type: ignore[misc]
+        yield exactly(scene, name, partial(torch.clone, before))
+        yield exactly(scene, f"{name}, with this one added", partial(narrow, before + scene.want))
 
 
 def _before(scene: Scene) -> Iterator[tuple[str, Tensor]]:
@@ -79,18 +81,23 @@ def factors(scene: Scene) -> Iterator[Guess]:
         known.setdefault(float(value), name)
         known.setdefault(1 / value, f"1 / {name}")
     known.pop(1.0, None)
+    rows = scene.given.rows.float()
     for factor, name in known.items():
-        yield exactly(scene, name, lambda by=factor: scene.reduce(scene.given.rows.float() * by))  # type: ignore[misc]
+        yield exactly(scene, name, partial(_scaled, scene.reduce, rows, factor))
         if factor < 1:
-            yield exactly(scene, f"{name} after the sum", lambda by=factor: narrow(scene.want * by))  # type: ignore[misc]
+            yield exactly(scene, f"{name} after the sum", partial(_scaled, narrow, scene.want, factor))
     count = torch.bincount(scene.given.token, minlength=scene.given.tokens)[:, None]
-    yield exactly(scene, "1 / contributing ranks (a mean)", lambda: narrow(scene.want / count))
+    yield exactly(scene, "1 / contributing ranks: a mean", partial(_scaled, narrow, scene.want, 1 / count))
+
+
+def _scaled(finish: Callable[[Tensor], Tensor], values: Tensor, factor: float | Tensor) -> Tensor:
+    return finish(values * factor)
 
 
 def reductions(scene: Scene) -> Iterator[Guess]:
     """Another way to add the same messages."""
     for name, model in models(scene.setting.problem.ep_size):
-        yield exactly(scene, name, lambda model=model: model(scene.given))  # type: ignore[misc]
+        yield exactly(scene, name, partial(model, scene.given))
 
 
 def columns(scene: Scene) -> Iterator[Guess]:
@@ -99,9 +106,7 @@ def columns(scene: Scene) -> Iterator[Guess]:
     for shift in SHIFTS:
         if shift < hidden:
             for by in (shift, -shift):
-                yield exactly(
-                    scene, f"by {by:+d}", lambda by=by: scene.want.roll(by, dims=1)  # type: ignore[misc]
-                )
+                yield exactly(scene, f"by {by:+d}", partial(torch.roll, scene.want, by, dims=1))
     even = hidden // 2 * 2
 
     def exchanged() -> Tensor:

@@ -29,7 +29,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a combine was asked to do: ``planes`` of constant rows were staged, or None: the oracle's messages.
+    """What a combine was asked to do: constant rows in ``planes`` were staged; None: the oracle's messages.
 
     ``poison`` are the 16 bits with which outputs were filled before, as an int16, where they were.
     """
@@ -105,7 +105,8 @@ class Scene:
 
     def ranks(self) -> list[int]:
         """The contributing ranks, ascending."""
-        return torch.unique(self.given.rank).tolist()
+        found: list[int] = torch.unique(self.given.rank).tolist()
+        return found
 
     def reduce(self, rows: Tensor) -> Tensor:
         """What the expected reduction makes of other ``rows`` [P, H] in place of the messages."""
@@ -113,7 +114,7 @@ class Scene:
 
 
 def scene(setting: Setting, got: Tensor, token: Tensor) -> Scene:
-    """The scene of tokens ``token`` [n], by their index on this rank, in a combine's output ``got`` [T, H]."""
+    """The scene of tokens ``token`` [n], by their index on this rank, in a combine's ``got`` [T, H]."""
     source = token + setting.problem.first_token(setting.problem.rank)
     given = setting.sent(source)
     bits = got[token].contiguous().view(torch.int16)

@@ -30,7 +30,7 @@ def searched(setting: Setting, most: int) -> Iterator[Tensor]:
     everyone = torch.arange(len(problem.trace.expert_ids), device=problem.x.device)
     outside = torch.cat([everyone[:first], everyone[end:]])[:others]
     step = contents.chunk_rows(problem.x.device, problem.shape.hidden * problem.shape.top_k)
-    yield from torch.cat([everyone[first:end], outside]).split(step)
+    yield from torch.split(torch.cat([everyone[first:end], outside]), step)
 
 
 def relation(problem: Problem, pairs: Sequence[tuple[int, int]]) -> str:
