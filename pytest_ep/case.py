@@ -10,26 +10,22 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_ep.backends.base import EPBackend
+from pytest_ep.command import repeating
 from pytest_ep.matrix.cells import Cell
+from pytest_ep.measure import Timing
 from pytest_ep.oracle import checks
 from pytest_ep.oracle import repetition
 from pytest_ep.oracle.checks import Verdict
+from pytest_ep.oracle.diagnosis.report import diagnose
 from pytest_ep.ranks.fate import AgreedFailure
 from pytest_ep.ranks.fate import Failure
 from pytest_ep.results.record import JSON
 from pytest_ep.results.record import CaseResult
-from pytest_ep.results.record import Measurement
 from pytest_ep.results.record import Recorder
 from pytest_ep.run import Run
-from pytest_ep.timing import clocks
-from pytest_ep.timing import sampling
-from pytest_ep.timing import statistics
-from pytest_ep.timing.traffic import traffic
 from pytest_ep.transports import Live
 from pytest_ep.workload.problem import Problem
 from pytest_ep.workload.problem import build_problem
-
-INDEX_BYTES = {"int32": 4, "int64": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +46,7 @@ class Case:
         self._recorder = recorder
         self._nodeid = nodeid
         self._together = run.fate.together
+        self._timing = Timing(run, live, cell, self._agree)
 
     def run(self) -> None:
         """Check, time, check again, record. Raises AgreedFailure on all ranks where any check fails."""
@@ -63,7 +60,7 @@ class Case:
             result = CaseResult(self._nodeid, self._cell, "checked", reason)
             self._finish(replace(result, error=before.error, bit_exact=before.bit_exact))
             return
-        measurement = self._timing(problem)
+        measurement = self._timing.measure(problem)
         after = self._oracle(problem, "oracle after timing")
         measurement = replace(
             measurement,
@@ -81,14 +78,15 @@ class Case:
 
     def _problem(self) -> Problem:
         ranks, cell = self._run.ranks, self._cell
+        shares = cell.tokens_by_rank
         built: list[Problem] = []
 
         def build() -> None:
             problem = build_problem(
                 cell.shape,
-                self._live.trace(cell.tokens * ranks.size),
+                self._live.routes.of(shares),
                 ranks.rank,
-                (cell.tokens,) * ranks.size,
+                shares,
                 ranks.device,
                 self._live.facts.index_dtype,
             )
@@ -109,7 +107,7 @@ class Case:
         verdict = checks.run_oracle(backend, problem, self._live.reduction, self._run.options.exact)
         ranks.synchronize()
         if not checks.inputs_unchanged(problem):
-            return failing(verdict, "inputs", "the transport changed its inputs")
+            return checks.inputs_changed(verdict, problem)
         return verdict
 
     def _repeat(self, problem: Problem) -> dict[str, JSON]:
@@ -131,7 +129,7 @@ class Case:
             verdicts = [verdict for verdict, _, _ in said]
             failed = [rank for rank, verdict in enumerate(verdicts) if not verdict.passed]
             if failed:
-                wrong[number] = failure(verdicts, failed, "")
+                wrong[number] = failure(verdicts, failed, "", self._command())
             identical = identical and all(same for _, same, _ in said)
             if seconds is not None and said[0][2] >= seconds:  # rank 0's clock is everyone's
                 break
@@ -150,67 +148,28 @@ class Case:
         if run.ranks.oversubscribed:
             sharing = f"{run.identity.local_size} ranks share {run.machine.devices} GPUs"
             return f"not timed: {sharing}, so each kernel waits for its time slice"
-        return ""
-
-    def _timing(self, problem: Problem) -> Measurement:
-        run, backend, reduction = self._run, self._live.backend, self._live.reduction
-        clock = clocks.choose(run.options.clock, run.ranks.device)
-
-        def sample() -> tuple[dict[str, list[float]], Verdict]:
-            planes = backend.constant_planes(problem)
-            rows = checks.constant_rows(problem, planes)
-            taken = sampling.sample(
-                backend, problem, rows, run.ranks, clock=clock, iterations=run.options.iterations
-            )
-            verdict = checks.check_timed_output(problem, taken.output, reduction, planes, run.options.exact)
-            return taken.seconds, verdict
-
-        said: list[Any] = self._together("timing", sample)
-        agreed = self._agree([verdict for _, verdict in said], "last timed output: ")
-        seconds, spread = {}, {}
-        for component in sampling.COMPONENTS:
-            try:
-                both = statistics.combine_ranks([taken[component] for taken, _ in said])
-            except statistics.SampleError as error:
-                raise AgreedFailure(Failure(f"{component}: {error}")) from None
-            seconds[component], spread[component] = both
-        return Measurement(
-            clock=clock.name,
-            seconds=seconds,
-            spread=spread,
-            traffic=traffic(
-                problem.trace.expert_ids,
-                self._cell.shape.owned(problem.ep_size),
-                problem.tokens_by_rank,
-                self._cell.shape.hidden,
-                INDEX_BYTES[self._live.facts.index_dtype],
-            ),
-            link_gbps=run.link_gbps(self._cell),
-            error=agreed.error,
-            bit_exact=agreed.bit_exact,
-            reduction=reduction.name,
-            max_tokens=self._live.max_tokens,
-        )
+        return self._timing.refusal()
 
     def _agree(self, verdicts: Sequence[Verdict], where: str = "") -> Agreed:
         """Combine verdicts by AND: a failure anywhere is raised everywhere."""
         failed = [rank for rank, verdict in enumerate(verdicts) if not verdict.passed]
         if failed:
-            raise AgreedFailure(failure(verdicts, failed, where))
+            raise AgreedFailure(failure(verdicts, failed, where, self._command()))
         return Agreed(
             max((verdict.error for verdict in verdicts), default=0.0),
             min((verdict.bit_exact for verdict in verdicts), default=1.0),
         )
 
-
-def failing(verdict: Verdict, check: str, message: str) -> Verdict:
-    """Return the verdict with one more failed check."""
-    said = f"{verdict.message}; {check}: {message}" if verdict.message else f"{check}: {message}"
-    return replace(verdict, passed=False, failed=(*verdict.failed, check), message=said)
+    def _command(self) -> str:
+        run = self._run
+        return repeating(run.config, run.identity, self._cell, self._nodeid, self._live.max_tokens)
 
 
-def failure(verdicts: Sequence[Verdict], failed: Sequence[int], where: str) -> Failure:
-    """Return what all ranks report: the failing rank with the largest error speaks for all."""
+def failure(verdicts: Sequence[Verdict], failed: Sequence[int], where: str, repeat: str) -> Failure:
+    """Return what all ranks report: the failing rank with the largest error speaks for all.
+
+    ``repeat`` is the command that repeats the case, for the diagnosis of the ranks' evidence.
+    """
 
     def error(rank: int) -> float:
         return math.inf if math.isnan(verdicts[rank].error) else verdicts[rank].error
@@ -220,6 +179,7 @@ def failure(verdicts: Sequence[Verdict], failed: Sequence[int], where: str) -> F
     others = f" (and ranks {', '.join(map(str, failed))} in all)" if len(failed) > 1 else ""
     names = dict.fromkeys(name for rank in failed for name in verdicts[rank].failed)
     worst = verdict.worst
+    found = diagnose([one.evidence for one in verdicts], repeat)
     return Failure(
         f"{where}{verdict.message}{others}",
         code=",".join(names),
@@ -228,4 +188,6 @@ def failure(verdicts: Sequence[Verdict], failed: Sequence[int], where: str) -> F
         column=worst.column if worst else None,
         error=verdict.error,
         bit_exact=min(verdicts[rank].bit_exact for rank in failed),
+        diagnosis=found.text if found else "",
+        evidence=found.data if found else {},
     )

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
-from dataclasses import replace
 from hashlib import sha256
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -17,6 +16,8 @@ import pytest
 
 from pytest_ep.matrix.cells import PROBE_NAMES
 from pytest_ep.matrix.cells import PROBE_TOKENS
+from pytest_ep.matrix.cells import Cell
+from pytest_ep.matrix.routing import UNIFORM
 from pytest_ep.run import PLANNED
 from pytest_ep.run import Run
 from pytest_ep.run import announce
@@ -73,7 +74,10 @@ def _generate(metafunc: pytest.Metafunc, suite: type[EPSuite], run: Run) -> None
     if "probe" in metafunc.fixturenames:
         items = dict(_probes(cells))
     run.planned.update({(name, one): planned for one, (planned, _) in items.items()})
-    values = [(*parameters(planned.cell).values(), *extra) for planned, extra in items.values()]
+    values = []
+    for planned, extra in items.values():
+        coordinates = parameters(planned.cell)
+        values.append((*(coordinates[name] for name in ARGUMENTS), *extra))
     metafunc.parametrize(_arguments(metafunc), values, ids=list(items))
 
 
@@ -86,7 +90,7 @@ def _probes(cells: Iterable[Planned]) -> Iterator[tuple[str, tuple[Planned, tupl
     from pytest_ep.matrix.plan import Planned
 
     for key, cell in {one.cell.key: one.cell for one in cells if one.skip is None}.items():
-        planned = Planned(replace(cell, tokens=PROBE_TOKENS), None)
+        planned = Planned(Cell(key, cell.shape, UNIFORM.name, PROBE_TOKENS), None)
         yield from ((f"{key}-{probe}", (planned, (probe,))) for probe in PROBE_NAMES)
 
 

@@ -5,20 +5,29 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import TypeVar
 from typing import TypeAlias
 
 import pytest
 
 from pytest_ep.matrix.cells import MODES
 from pytest_ep.matrix.cells import PRECISIONS
+from pytest_ep.matrix.routing import UNIFORM
+from pytest_ep.matrix.routing import Routing
+from pytest_ep.matrix.routing import parse_routing
 from pytest_ep.matrix.shapes import DEFAULT_MODEL
 from pytest_ep.matrix.shapes import SHAPES
 from pytest_ep.matrix.shapes import Shape
 from pytest_ep.matrix.shapes import parse_shape
+from pytest_ep.matrix.skew import NO_SKEW
+from pytest_ep.matrix.skew import TokenSkew
+from pytest_ep.matrix.skew import parse_skew
 
 if TYPE_CHECKING:
     from pytest_ep.matrix.machine import Machine
@@ -32,7 +41,10 @@ Repeat: TypeAlias = "tuple[int, None] | tuple[None, float]"
 """Repetitions by number, or by seconds."""
 RANK_TIMEOUT = 60.0
 CASE_TIMEOUT = 600.0
-CLOCKS = ("auto", "host", "event")
+CLOCKS = ("auto", "host", "event", "graph")
+DEVICE_CLOCKS = {"event", "graph"}
+TARGET_CI = 1.0
+TIME_BUDGET = 2.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,9 @@ class Options:
     allow_skips: bool
     require: tuple[str, ...]
     iterations: int | None
-    clock: str
+    clocks: tuple[str, ...]
+    target_ci: float
+    time_budget: float
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -71,6 +85,10 @@ def add_options(parser: pytest.Parser) -> None:
     add("--ep-precision", _names(PRECISIONS), "LIST", f"Precisions: {', '.join(PRECISIONS)}")
     add("--ep-model", _models, "LIST|all", f"Model shapes by name ({DEFAULT_MODEL}): {', '.join(SHAPES)}")
     add("--ep-shape", _shape, "hidden=H,experts=E,top_k=K", "A model shape of your own")
+    text = "How tokens choose experts (uniform); FILE is a .npy or .npz of recorded [tokens, top_k] ids"
+    add("--ep-routing", str, "uniform|balanced|local|zipf:S|hot:N|FILE", text)
+    text = "Tokens per rank, T on average (none); FILE has one whole number for each rank, as text or .npy"
+    add("--ep-token-skew", str, "none|linear|FILE", text)
     add("--ep-nproc", _count(MAX_EP_SIZE), "N", "Start torchrun with N ranks on this node and run there")
     group.addoption("--ep-exact", action="store_true", help="Fail where combine is not bit-exact")
     text = f"Longest silence of a rank outside declared long phases ({RANK_TIMEOUT:g})"
@@ -93,7 +111,12 @@ def add_options(parser: pytest.Parser) -> None:
     add(
         "--ep-iterations", _count(1_000_000), "N", "Measured iterations instead of a number chosen by warm-up"
     )
-    add("--ep-clock", _clock, "|".join(CLOCKS), "Clock of every timing (auto)", CLOCKS[0])
+    text = f"Clocks, of which the first times the rows: {', '.join(CLOCKS)}"
+    add("--ep-clock", _clocks, "LIST", text, CLOCKS[:1])
+    text = f"Sample until the 95 %% interval of each median is within this many percent ({TARGET_CI:g})"
+    add("--ep-target-ci", _seconds, "PERCENT", text, TARGET_CI)
+    text = f"Sample for at most this long a case and clock ({TIME_BUDGET:g}s)"
+    add("--ep-time-budget", _duration, "TIME", text, TIME_BUDGET)
 
 
 def platforms_file(config: pytest.Config) -> Path | None:
@@ -118,12 +141,15 @@ def parse_options(
         tokens=config.getoption("ep_tokens"),
         modes=config.getoption("ep_mode"),
         precisions=config.getoption("ep_precision"),
-        shapes=_shapes(config.getoption("ep_model"), config.getoption("ep_shape")),
+        shapes=(shapes := _shapes(config.getoption("ep_model"), config.getoption("ep_shape"))),
+        routing=_routing(config.getoption("ep_routing"), shapes),
+        skew=_skew(config.getoption("ep_token_skew"), ranks),
     )
     if selection.ep_sizes:
         _check_ep_sizes(selection, platforms, machine(), ranks)
-    if config.getoption("ep_clock") == "event" and not machine().devices:
-        raise pytest.UsageError("--ep-clock event: this machine has no accelerator, use auto or host")
+    for clock in config.getoption("ep_clock"):
+        if clock in DEVICE_CLOCKS and not machine().devices:
+            raise pytest.UsageError(f"--ep-clock {clock}: this machine has no accelerator, use auto or host")
     return Options(
         selection=selection,
         nproc=config.getoption("ep_nproc"),
@@ -137,7 +163,9 @@ def parse_options(
         allow_skips=config.getoption("ep_allow_skips"),
         require=config.getoption("ep_require"),
         iterations=config.getoption("ep_iterations"),
-        clock=config.getoption("ep_clock"),
+        clocks=config.getoption("ep_clock"),
+        target_ci=config.getoption("ep_target_ci"),
+        time_budget=config.getoption("ep_time_budget"),
     )
 
 
@@ -167,10 +195,34 @@ def _shapes(models: tuple[str, ...] | None, own: str | None) -> tuple[Shape, ...
     return tuple(shapes)
 
 
-def _refusing(option: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
+def _routing(text: str | None, shapes: Sequence[Shape]) -> Routing:
+    """The routing asked for, which all models take; a file is read, as numpy is imported, only here."""
+
+    def checked(text: str) -> Routing:
+        routing = parse_routing(text)
+        routing.check(shapes)
+        if routing.kind != "file":
+            return routing
+        from pytest_ep.workload import recorded
+
+        return replace(routing, recording=recorded.describe(text, shapes))
+
+    return UNIFORM if text is None else _refusing("--ep-routing", checked)(text)
+
+
+def _skew(text: str | None, ranks: int) -> TokenSkew:
+    def checked(text: str) -> TokenSkew:
+        skew = parse_skew(text)
+        skew.split(1, ranks)
+        return skew
+
+    return NO_SKEW if text is None else _refusing("--ep-token-skew", checked)(text)
+
+
+def _refusing(option: str, parse: Callable[[str], Value]) -> Callable[[str], Value]:
     """A parser whose refusal is pytest's own error: argparse would print the whole usage with it."""
 
-    def parsed(text: str) -> Any:
+    def parsed(text: str) -> Value:
         try:
             return parse(text)
         except ValueError as error:
@@ -273,5 +325,8 @@ def _duration(text: str) -> float:
     return _seconds(text[:-1]) * units[text[-1]]
 
 
-def _clock(text: str) -> str:
-    return _known([text.strip()], CLOCKS)[0]
+def _clocks(text: str) -> tuple[str, ...]:
+    names = _known(_list(text), CLOCKS)
+    if "auto" in names and len(names) > 1:
+        raise ValueError("auto chooses alone: name the clocks, or give auto only")
+    return names

@@ -74,7 +74,8 @@ def pytest_configure(config: pytest.Config) -> None:
         run.held = HeldOutput(sys.stdout)
         config.pluginmanager.register(HoldEnds(), "ep-hold-ends")
         HoldBegins(run.held).pytest_configure()
-    if any(config.getoption(name) for name in ("ep_sku", "ep_size", "ep_platforms")):
+    named = ("ep_sku", "ep_size", "ep_platforms", "ep_routing", "ep_token_skew")
+    if any(config.getoption(name) for name in named):
         _ = run.options  # wrong here is wrong although no EP case may be collected
 
 

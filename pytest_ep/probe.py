@@ -12,9 +12,11 @@ from pytest_ep.ranks.fate import AgreedFailure
 from pytest_ep.ranks.fate import Failure
 from pytest_ep.results.record import CaseResult
 from pytest_ep.run import Run
+from pytest_ep.transports import SEED
 from pytest_ep.transports import Live
 from pytest_ep.workload.problem import Problem
 from pytest_ep.workload.problem import build_problem
+from pytest_ep.workload.routing import load_trace
 
 ACCUMULATOR = "accumulator"
 
@@ -70,7 +72,8 @@ class ProbeCase:
         ranks = self._run.ranks
         return build_problem(
             self._cell.shape,
-            self._live.trace(tokens * ranks.size),
+            # Plain, whatever routing the cases have: a probe is to say what moved where.
+            load_trace(self._cell.shape, SEED, tokens * ranks.size, None, write=False),
             ranks.rank,
             (tokens,) * ranks.size,
             ranks.device,

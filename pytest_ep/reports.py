@@ -154,5 +154,6 @@ def _failed(item: pytest.Item, cell: Any, failure: Failure) -> CaseResult:
         failure.column,
         failure.error,
         failure.bit_exact,
+        failure.evidence,
         probe=getattr(item, "callspec").params.get("probe", ""),  # noqa: B009 - only functions have one
     )

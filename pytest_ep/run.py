@@ -158,7 +158,7 @@ class Run:
         from pytest_ep.results.journal import identity
 
         options = self.options
-        return identity(cell, clock=options.clock, iterations=options.iterations, exact=options.exact)
+        return identity(cell, clocks=options.clocks, iterations=options.iterations, exact=options.exact)
 
     def link_gbps(self, cell: Cell) -> float | None:
         """Peak of the scale-up link per direction, GB/s."""

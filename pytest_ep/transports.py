@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,16 +23,18 @@ from pytest_ep.ranks.fate import Failure
 from pytest_ep.ranks.fate import Unavailable
 from pytest_ep.run import PLANNED
 from pytest_ep.run import Run
-from pytest_ep.workload import routing
+from pytest_ep.workload import routes
+from pytest_ep.workload.routes import Routes
 from pytest_ep.workload.routing import Trace
 
+ROUTINGS = 8
 SEED = 67
 """Part of the workload's identity: published copy counts hold for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A constructed transport, how it adds, its scale-up domain (ranks), the routing of its largest case."""
+    """A constructed transport, how it adds, its scale-up domain (ranks), and the routing of its cases."""
 
     key: Key
     backend: EPBackend
@@ -39,11 +42,15 @@ class Live:
     facts: ModeFacts
     max_tokens: int
     domain: int
-    longest: Trace
+    routes: Routes
+    routings: int
 
-    def trace(self, tokens: int) -> Trace:
-        """Return the routing of the first ``tokens`` tokens of the group."""
-        return Trace(self.longest.expert_ids[:tokens], self.longest.weights[:tokens])
+    def traces(self, tokens_by_rank: Sequence[int]) -> Iterator[Trace]:
+        """Yield a case's routing, then others for the same tokens: one after another, up to ``routings``."""
+        tokens = sum(tokens_by_rank)
+        yield self.routes.of(tokens_by_rank)
+        for number in range(1, min(self.routings, self.routes.tokens // tokens)):
+            yield self.routes.of(tokens_by_rank, number * tokens)
 
 
 class Transports:
@@ -71,7 +78,7 @@ class Transports:
         if key in self._failed:
             raise AgreedFailure(Failure(f"not run: no transport since {self._failed[key]}"))
         if self._live is None:
-            self._live = self._construct(cell, backend, largest(key, items))
+            self._live = self._construct(cell, backend, selected(key, items))
         return self._live
 
     def close(self) -> None:
@@ -106,8 +113,9 @@ class Transports:
             return str(error)
         return ""
 
-    def _construct(self, cell: Cell, backend: type[EPBackend], max_tokens: int) -> Live:
+    def _construct(self, cell: Cell, backend: type[EPBackend], cells: Sequence[Cell]) -> Live:
         run, key = self._run, cell.key
+        max_tokens = max(one.max_tokens for one in cells)
         made: list[EPBackend] = []
 
         def construct() -> None:
@@ -118,7 +126,7 @@ class Transports:
                 raise Unavailable(refusal.code, refusal.reason) from None
 
         run.fate.together("process groups", run.ranks.barrier)
-        longest = self._routing(cell, max_tokens)
+        routing = self._routing(cells, self._routings(backend.modes[key.mode]))
         try:
             run.fate.together("construction", construct)
         except (AgreedSkip, AgreedFailure) as ended:
@@ -141,36 +149,48 @@ class Transports:
             backend.modes[key.mode],
             max_tokens,
             domain,
-            longest,
+            routing,
+            self._routings(backend.modes[key.mode]),
         )
 
-    def _routing(self, cell: Cell, max_tokens: int) -> Trace:
+    def _routings(self, facts: ModeFacts) -> int:
+        """Pieces of the trace that timed pairs cycle through, where they are captured in a graph."""
+        return ROUTINGS if facts.graph_safe and self._run.machine.devices else 1
+
+    def _routing(self, cells: Sequence[Cell], pieces: int) -> Routes:
+        """Load ``pieces`` times the routing of the longest case, the same on every rank."""
         run = self._run
-        tokens, cache = max_tokens * run.identity.size, run.trace_cache
-        traces: list[Trace] = []
+        longest = max(cells, key=lambda cell: cell.tokens)
+        tokens = pieces * sum(longest.tokens_by_rank)
+        found: list[Routes] = []
 
         def load() -> str:
-            trace = routing.load_trace(cell.shape, SEED, tokens, cache, write=run.identity.rank == 0)
-            traces.append(trace)
-            return trace.digest
+            loaded = routes.load_routes(
+                run.options.selection.routing,
+                longest.shape,
+                SEED,
+                tokens,
+                run.trace_cache,
+                write=run.identity.rank == 0,
+            )
+            found.append(loaded)
+            return loaded.digest(longest.tokens_by_rank)
 
         # Rank 0 writes what is missing before the others read.
-        run.fate.together("routing", lambda: load() if run.identity.rank == 0 else None)
-        digests = run.fate.together(
-            "routing digest", lambda: traces[0].digest if run.identity.rank == 0 else load()
-        )
+        first = run.fate.together("routing", lambda: load() if run.identity.rank == 0 else "")[0]
+        digests = run.fate.together("routing digest", lambda: first if run.identity.rank == 0 else load())
         stop_on_different_routing(digests)
-        return traces[0]
+        return found[0]
 
 
-def largest(key: Key, items: Iterable[pytest.Item]) -> int:
-    """Return the most tokens per rank of the selected cases of a key that run, or its probes' without any."""
-    tokens = {True: [0], False: [0]}
+def selected(key: Key, items: Iterable[pytest.Item]) -> list[Cell]:
+    """Return the selected cases of a key that run, or its probes without any."""
+    cells: dict[bool, list[Cell]] = {True: [], False: []}
     for item in items:
         planned = item.stash.get(PLANNED, None)
         if planned is not None and planned.cell.key == key and planned.skip is None:
-            tokens["probe" in getattr(item, "fixturenames", ())].append(planned.cell.tokens)
-    return max(tokens[False]) or max(tokens[True])
+            cells["probe" in getattr(item, "fixturenames", ())].append(planned.cell)
+    return cells[False] or cells[True]
 
 
 def stop_on_different_routing(digests: Sequence[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.faulty.launch import FaultyRun
@@ -20,3 +22,10 @@ def torchrun(pytester: pytest.Pytester) -> Torchrun:
 def faulty(torchrun: Torchrun) -> FaultyRun:
     """Run two ranks with named faults: ``faulty("killed@1,skips-alone@0:8")``."""
     return FaultyRun(torchrun)
+
+
+@pytest.fixture(autouse=True)
+def _no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide pytest-xdist from what a test starts: pytest-benchmark measures nothing in a worker."""
+    for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
+        monkeypatch.delenv(name)

@@ -32,7 +32,10 @@ class ModeFacts:
     ``index_dtype`` is ``int32`` or ``int64``, the dtype that ``Problem.expert_ids`` arrives in;
     ``strict_pairs``: each dispatch must be followed by its combine before the next dispatch;
     ``graph_safe``: dispatch and combine can be captured in a CUDA graph;
-    ``token_cap``: the largest tokens per rank, or None.
+    ``token_cap``: the largest tokens per rank, or None;
+    ``unequal_tokens``: ranks may have different numbers of tokens, some of them none;
+    ``masked_ids``: a choice may be masked, id -1 and weight 0: it goes nowhere, and a token whose choices are
+    all masked combines to zero.
     """
 
     layout: str
@@ -42,6 +45,8 @@ class ModeFacts:
     graph_safe: bool
     precisions: tuple[str, ...]
     token_cap: int | None = None
+    unequal_tokens: bool = True
+    masked_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)

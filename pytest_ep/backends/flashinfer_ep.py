@@ -74,7 +74,7 @@ class FlashInferEP(EPBackend):
         if cls.needs_device and not machine.devices:
             reason = "the transport consists of CUDA kernels and this machine has no GPU: torch_a2a runs here"
             return Skip("needs-accelerator", reason)
-        return flashinfer_wheel.refusal(cls.wheel(), cell.shape, cell.key.ep_size, cell.tokens)
+        return flashinfer_wheel.refusal(cls.wheel(), cell.shape, cell.key.ep_size, cell.max_tokens)
 
     @classmethod
     def ranks_per_device(cls, machine: Machine) -> int | None:

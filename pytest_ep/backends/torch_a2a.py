@@ -47,6 +47,7 @@ class TorchA2A(EPBackend):
             strict_pairs=False,
             graph_safe=False,
             precisions=("bf16",),
+            masked_ids=True,
         )
     }
 

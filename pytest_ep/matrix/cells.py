@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pytest_ep.matrix.shapes import Shape
+from pytest_ep.matrix.skew import NO_SKEW
+from pytest_ep.matrix.skew import TokenSkew
 
 MODES = ("normal", "low_latency")
 PRECISIONS = ("bf16", "fp8")
@@ -50,15 +52,30 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One point of the matrix; ``tokens`` is per rank, and 0 stands for any in a cell that cannot run."""
+    """One point of the matrix; ``tokens`` is per rank, and 0 stands for any in a cell that cannot run.
+
+    ``routing`` is a Routing's name. With a ``skew`` ranks have ``tokens`` on average.
+    """
 
     key: Key
     shape: Shape
     routing: str
     tokens: int
+    skew: TokenSkew = NO_SKEW
 
     @property
     def id(self) -> str:
         """The parametrisation id: fixed-width or delimited, so that no id is a prefix of another."""
         tokens = f"T{self.tokens:05d}" if self.tokens else "Tany"
-        return f"{self.key}-{self.routing}-{tokens}"
+        skew = "" if self.skew == NO_SKEW else f"-skew_{self.skew.name}"
+        return f"{self.key}-{self.routing}-{tokens}{skew}"
+
+    @property
+    def tokens_by_rank(self) -> tuple[int, ...]:
+        """The tokens of each rank."""
+        return self.skew.split(self.tokens, self.key.ep_size)
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of any rank: what a transport is sized for."""
+        return max(self.tokens_by_rank)

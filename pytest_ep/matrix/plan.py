@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import Protocol
 
 import pytest
@@ -17,9 +18,13 @@ from pytest_ep.matrix.cells import Skip
 from pytest_ep.matrix.machine import Machine
 from pytest_ep.matrix.platforms import UNLISTED_EP_SIZES
 from pytest_ep.matrix.platforms import Platforms
+from pytest_ep.matrix.routing import UNIFORM
+from pytest_ep.matrix.routing import Routing
 from pytest_ep.matrix.shapes import DEFAULT_MODEL
 from pytest_ep.matrix.shapes import SHAPES
 from pytest_ep.matrix.shapes import Shape
+from pytest_ep.matrix.skew import NO_SKEW
+from pytest_ep.matrix.skew import TokenSkew
 
 DECODE = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 PREFILL = (1024, 2048, 4096, 8192)
@@ -41,6 +46,14 @@ class Mode(Protocol):
     @property
     def token_cap(self) -> int | None:
         """The largest tokens per rank, or None."""
+
+    @property
+    def unequal_tokens(self) -> bool:
+        """Whether ranks may have different numbers of tokens, some of them none."""
+
+    @property
+    def masked_ids(self) -> bool:
+        """Whether a choice may be masked."""
 
 
 class Adapter(Protocol):
@@ -72,7 +85,8 @@ class Selection:
     modes: tuple[str, ...] | None = None
     precisions: tuple[str, ...] | None = None
     shapes: tuple[Shape, ...] = (SHAPES[DEFAULT_MODEL],)
-    routing: str = "uniform"
+    routing: Routing = UNIFORM
+    skew: TokenSkew = NO_SKEW
 
 
 @dataclass(frozen=True)
@@ -97,7 +111,7 @@ def plan(
 
     ``ranks`` were launched, ``local_ranks`` of them on this node. The result depends on nothing that differs
     between ranks. A key that cannot run is one item with tokens 0. Raises pytest.UsageError for a name that
-    is neither in the platforms nor an adapter's.
+    is neither in the platforms nor an adapter's, and where recorded routing is too short for a case that runs.
     """
     if adapter is None and name not in platforms.backends:
         raise pytest.UsageError(f"no backend {name!r}, known: {', '.join(platforms.backends)}")
@@ -183,7 +197,7 @@ class _Planner:
 
     def cells(self, key: Key, shape: Shape, selection: Selection) -> list[Planned]:
         """One item for a key that cannot run, else one for each of the selected tokens."""
-        any_tokens = Cell(key, shape, selection.routing, 0)
+        any_tokens = Cell(key, shape, selection.routing.name, 0, selection.skew)
         refused = self.platforms.refusal(key) if self.listed else None
         adapter = self.adapter
         if adapter is None:
@@ -191,15 +205,21 @@ class _Planner:
             return [Planned(any_tokens, refused or missing)]
         if skip := refused or _never(adapter, key, shape) or self.not_here(adapter, key):
             return [Planned(any_tokens, skip)]
+        if skip := _not_so(adapter, key, selection):
+            return [Planned(any_tokens, skip)]
         ladder = selection.tokens or (DECODE if key.mode == "low_latency" else DECODE + PREFILL)
-        cells = [Cell(key, shape, selection.routing, tokens) for tokens in sorted(ladder)]
+        cells = [replace(any_tokens, tokens=tokens) for tokens in sorted(ladder)]
         unsupported = [adapter.unsupported(cell, self.machine) for cell in cells]
         if all(unsupported):
             return [Planned(any_tokens, unsupported[0])]
-        return [
+        planned = [
             Planned(cell, self.too_many_tokens(adapter, cell) or skip)
             for cell, skip in zip(cells, unsupported, strict=True)
         ]
+        for one in planned:
+            if one.skip is None and (text := selection.routing.refusal(key.ep_size, one.cell.tokens)):
+                raise pytest.UsageError(f"--ep-routing {selection.routing.path}: {text}")
+        return planned
 
     def not_here(self, adapter: Adapter, key: Key) -> Skip | None:
         """Why a key does not run in this launch: another sku, another number of ranks, too few devices."""
@@ -211,7 +231,8 @@ class _Planner:
             )
         if key.ep_size != self.ranks:
             launch = f"torchrun --nproc-per-node {key.ep_size}"
-            return Skip("ep-size", f"needs {_counted(key.ep_size, 'rank')}, launched with {self.ranks}: {launch}")
+            needs = f"needs {_counted(key.ep_size, 'rank')}, launched with {self.ranks}"
+            return Skip("ep-size", f"{needs}: {launch}")
         devices, each = self.machine.devices, adapter.ranks_per_device(self.machine)
         if each is not None and self.local_ranks > each * devices:
             have = f"{self.local_ranks} ranks on this node have {_counted(devices, 'device')}"
@@ -220,10 +241,10 @@ class _Planner:
 
     def too_many_tokens(self, adapter: Adapter, cell: Cell) -> Skip | None:
         """Why a case has too many tokens per rank, by the platforms or by the adapter."""
-        if self.listed and (skip := self.platforms.refusal(cell.key, cell.tokens)):
+        if self.listed and (skip := self.platforms.refusal(cell.key, cell.max_tokens)):
             return skip
         cap = adapter.modes[cell.key.mode].token_cap
-        if cap is not None and cell.tokens > cap:
+        if cap is not None and cell.max_tokens > cap:
             return Skip("token-cap", f"{self.name} {cell.key.mode} takes at most {cap} tokens per rank")
         return None
 
@@ -235,6 +256,18 @@ def _never(adapter: Adapter, key: Key, shape: Shape) -> Skip | None:
         return Skip("no-adapter", f"the adapter for {key.backend} has no {key.mode} {key.precision} yet")
     if key.ep_size > shape.experts:
         return Skip("too-few-experts", f"{shape.name} has {shape.experts} experts for {key.ep_size} ranks")
+    return None
+
+
+def _not_so(adapter: Adapter, key: Key, selection: Selection) -> Skip | None:
+    """Why a key that runs does not do so with the tokens or the routing that the options ask for."""
+    mode, routing = adapter.modes[key.mode], selection.routing
+    if selection.skew.uneven(key.ep_size) and not mode.unequal_tokens:
+        reason = f"{key.backend} {key.mode} needs as many tokens on each rank: drop --ep-token-skew"
+        return Skip("unequal-tokens", reason)
+    if routing.recording is not None and routing.recording.masked and not mode.masked_ids:
+        masked = f"masked choices (id -1), which {routing.path} has: record without them"
+        return Skip("masked-ids", f"{key.backend} {key.mode} does not define {masked}")
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,6 +31,8 @@ __all__ = [
     "Worst",
     "check_timed_output",
     "constant_rows",
+    "failing",
+    "inputs_changed",
     "inputs_unchanged",
     "relative_error",
     "run_oracle",
@@ -130,6 +133,23 @@ def check_timed_output(
     if comparison.failures:
         clues.of_combine(got)
     return _verdict(problem, {}, comparison, clues)
+
+
+def failing(verdict: Verdict, check: str, message: str) -> Verdict:
+    """Return the verdict with one more failed check."""
+    said = f"{verdict.message}; {check}: {message}" if verdict.message else f"{check}: {message}"
+    return replace(verdict, passed=False, failed=(*verdict.failed, check), message=said)
+
+
+def inputs_changed(verdict: Verdict, problem: Problem) -> Verdict:
+    """Return the verdict with the failed check "inputs", and which of their elements changed."""
+    from pytest_ep.oracle.diagnosis.evidence import Evidence
+    from pytest_ep.oracle.diagnosis.inputs import changed_inputs
+
+    text = changed_inputs(problem)
+    evidence = replace(verdict.evidence or Evidence(problem.rank), inputs=text)
+    failed = failing(verdict, "inputs", f"the transport changed its inputs: {text}")
+    return replace(failed, evidence=evidence)
 
 
 def inputs_unchanged(problem: Problem) -> bool:

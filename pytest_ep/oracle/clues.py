@@ -59,7 +59,7 @@ class Clues:
             else:
                 kinds = dispatch.kind(got.shape, got.dtype), dispatch.kind(shape, torch.bfloat16)
                 text = f"{kinds[0]} in place of {kinds[1]}"
-                self._found.update(combined=Combined(self._reduction.name, shape=text))
+                self._found.update(combined=Combined(self._problem.rank, self._reduction.name, text))
 
         self._guarded(look)
 
@@ -68,8 +68,9 @@ class Clues:
         from pytest_ep.oracle.diagnosis.evidence import Evidence
 
         stopped = ""
-        if not self._found.keys() & {"findings", "combined"}:
-            stopped = "; ".join(f"{check}: {text}" for check, text in self._failures.items())
+        if "receive" in self._failures or not self._found:
+            failures = self._failures if "receive" not in self._failures else ["receive"]
+            stopped = "; ".join(f"{check}: {self._failures[check]}" for check in failures)
         return Evidence(rank=self._problem.rank, stopped=stopped, **self._found)
 
     def _guarded(self, look: Callable[[], None]) -> None:

@@ -41,7 +41,7 @@ def contributors(expert_ids: Tensor, bounds: Tensor) -> Pairs:
     """The contributing ranks of tokens with choices ``expert_ids`` [n, K]; ``bounds`` as Shape.owned."""
     owner, member = _membership(expert_ids, bounds)
     token, rank = torch.nonzero(member, as_tuple=True)
-    first = torch.zeros_like(member, dtype=torch.int64)
+    first = torch.zeros((len(member), len(bounds)), dtype=torch.int64, device=member.device)
     for choice in reversed(range(expert_ids.shape[1])):
         first.scatter_(1, owner[:, choice : choice + 1], choice)
     position = member.cumsum(dim=1) - 1
@@ -68,7 +68,7 @@ def expert_counts(problem: Problem) -> Tensor:
     """Assignments of the whole group to each of this rank's experts: int64 [local experts]."""
     first, end = problem.shape.owned(problem.ep_size)[problem.rank : problem.rank + 2]
     ids = torch.from_numpy(problem.trace.expert_ids).to(problem.x.device)
-    return torch.bincount(ids.flatten(), minlength=problem.shape.experts)[first:end]
+    return torch.bincount(ids[ids >= 0], minlength=problem.shape.experts)[first:end]
 
 
 def reply(problem: Problem, source: Tensor, expert_ids: Tensor, weights: Tensor | None) -> Tensor:
@@ -153,6 +153,11 @@ def expert_bounds(problem: Problem) -> Tensor:
     return torch.tensor(problem.shape.owned(problem.ep_size), device=problem.x.device)
 
 
+def owners(expert_ids: Tensor, bounds: Tensor) -> Tensor:
+    """The rank that owns each expert, ``bounds`` as Shape.owned; of a masked choice, -1, rank R, of none."""
+    return torch.bucketize(expert_ids, bounds[1:], right=True).masked_fill(expert_ids < 0, len(bounds) - 1)
+
+
 def routing(problem: Problem, source: Tensor) -> tuple[Tensor, Tensor]:
     """Ids and weights [N, K] of tokens of global index ``source`` [N], on their device."""
     rows = source.cpu().numpy()
@@ -171,9 +176,10 @@ def _chunks(problem: Problem) -> Iterator[tuple[int, Tensor]]:
 
 def _membership(expert_ids: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
     """The owner rank of each choice [n, K], and whether each rank contributes to each token, bool [n, R]."""
-    owner = torch.bucketize(expert_ids, bounds[1:], right=True)
-    member = torch.zeros((len(owner), len(bounds) - 1), dtype=torch.bool, device=owner.device)
-    return owner, member.scatter_(1, owner, True)
+    owner = owners(expert_ids, bounds)
+    # A masked choice lands in the spare last column.
+    member = torch.zeros((len(owner), len(bounds)), dtype=torch.bool, device=owner.device)
+    return owner, member.scatter_(1, owner, True)[:, :-1]
 
 
 def _local(ids: Tensor, weights: Tensor, first: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
@@ -16,7 +17,10 @@ from pytest_ep.ranks.ballot import Ballot
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a case failed, the same on every rank: ``code`` names the checks, the rest locates the element."""
+    """Why a case failed, the same on every rank: ``code`` names the checks, the rest locates the element.
+
+    ``diagnosis`` is a sentence that names the cause and lines under it, ``evidence`` the same as JSON types.
+    """
 
     reason: str
     code: str = ""
@@ -26,13 +30,15 @@ class Failure:
     error: float | None = None
     bit_exact: float | None = None
     diagnosis: str = ""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
 class AgreedFailure(pytest.fail.Exception):  # type: ignore[misc, name-defined]
     """A failure that every rank raises at the same point, so that nobody is left in a collective."""
 
     def __init__(self, failure: Failure) -> None:
-        super().__init__("\n".join(filter(None, (failure.reason, failure.diagnosis))), pytrace=False)
+        cause, _, lines = failure.diagnosis.partition("\n")
+        super().__init__("\n".join(filter(None, (cause, failure.reason, lines))), pytrace=False)
         self.failure = failure
 
 

@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from pytest_ep.matrix.cells import Cell
 from pytest_ep.matrix.cells import Key
+from pytest_ep.matrix.skew import NO_SKEW
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
@@ -75,7 +76,7 @@ class Measurement:
     ``clock`` names what timed it; ``seconds`` and ``spread``, by component, are [n] per-iteration maxima
     over ranks and maxima less minima; ``link_gbps`` is the link's peak per direction in GB/s, None where
     unknown; ``error`` and ``bit_exact`` (a share, 0 to 1) are the oracle's; ``max_tokens`` is what the
-    transport was sized for; ``extra`` joins the ``extra_info`` of all three rows.
+    transport was sized for; ``extra`` joins the ``extra_info`` of all three rows, ``by_component`` that of one.
     """
 
     clock: str
@@ -88,6 +89,7 @@ class Measurement:
     reduction: str
     max_tokens: int
     extra: Mapping[str, JSON] = field(default_factory=dict)
+    by_component: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
 
     def rows(self) -> dict[str, dict[str, JSON]]:
         """Return ``extra_info`` of each component, from all samples.
@@ -122,6 +124,7 @@ class Measurement:
             "reduction": self.reduction,
             "max_tokens": self.max_tokens,
             **self.extra,
+            **self.by_component.get(component, {}),
         }
 
 
@@ -187,13 +190,14 @@ def label(bench: BenchmarkFixture, cell: Cell, clock: str, component: str) -> No
     key = cell.key
     bench.group = (
         f"{key.backend} {key.sku} ep{key.ep_size:02d} {key.mode} {key.precision} {key.model}"
-        f" {cell.routing} {clock} {component}"
+        f" {cell.routing}{_skewed(cell)} {clock} {component}"
     )
 
 
 def parameters(cell: Cell) -> dict[str, JSON]:
-    """Return a cell's coordinates as the scalars that rows and items carry."""
+    """Return a cell's coordinates as the scalars that rows carry, and items but for ``token_skew``."""
     key = cell.key
+    skew: dict[str, JSON] = {} if cell.skew == NO_SKEW else {"token_skew": cell.skew.name}
     return {
         "backend": key.backend,
         "sku": key.sku,
@@ -203,7 +207,12 @@ def parameters(cell: Cell) -> dict[str, JSON]:
         "model": key.model,
         "routing": cell.routing,
         "tokens": cell.tokens,
+        **skew,
     }
+
+
+def _skewed(cell: Cell) -> str:
+    return "" if cell.skew == NO_SKEW else f" skew_{cell.skew.name}"
 
 
 def _tagged(name: str, component: str) -> str:
@@ -215,6 +224,7 @@ class CaseResult:
     """What became of one case.
 
     ``reason`` is one line: why it was skipped, only checked, or failed; empty where it was timed.
+    ``diagnosis`` and ``evidence`` say what caused a wrong result, to people and to programs.
     ``code`` is the skip code, or the names of the checks that found a wrong result; empty where the case
     failed otherwise. ``probe`` names the probe that this is, where it is no case. ``rank``, ``token``
     (global) and ``column`` locate a wrong result. ``rows`` are those of ``Measurement``, of a timed case
@@ -232,6 +242,7 @@ class CaseResult:
     column: int | None = None
     error: float | None = None
     bit_exact: float | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
     rows: Rows = field(default_factory=dict)
     probe: str = ""
     identity: str = ""
@@ -245,6 +256,7 @@ class CaseResult:
             "code": self.code,
             "reason": self.reason,
             "diagnosis": self.diagnosis,
+            "evidence": dict(self.evidence),
             "identity": self.identity,
             "versions": dict(self.versions),
         }
@@ -321,7 +333,7 @@ def section(lines: Sequence[Mapping[str, JSON]], not_run: Iterable[str], why: st
 
     return {
         "schema": SCHEMA,
-        "failed": of("failed", "case", "code", "reason", "diagnosis"),
+        "failed": of("failed", "case", "code", "reason", "diagnosis", "evidence"),
         "skipped": of("skipped", "case", "code", "reason"),
         "checked": of("checked", "case", "reason"),
         "probed": of("probed", "case", "reason"),

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from typing import Any
 
+from pytest_ep.matrix.routing import UNIFORM
+from pytest_ep.matrix.skew import NO_SKEW
 from pytest_ep.results.record import COMPONENTS
 from pytest_ep.results.record import CaseResult
 
@@ -50,7 +52,7 @@ _CLOCKS = {
 
 
 def summary(results: Iterable[CaseResult], constructed: Constructed | None = None) -> list[str]:
-    """Return the lines: one block per key and routing, then the skips, then what the numbers are.
+    """Return the lines: one block per key, then the skips, then what the numbers are.
 
     ``constructed`` has what each key's construction took, as ``EPBackend.facts``.
     """
@@ -60,13 +62,12 @@ def summary(results: Iterable[CaseResult], constructed: Constructed | None = Non
             skips[result.code, result.reason] += 1
         else:
             run.append(result)
-    blocks: dict[tuple[str, str, str], list[CaseResult]] = {}
+    blocks: dict[Key, list[CaseResult]] = {}
     for result in run:
-        key = result.cell.key
-        blocks.setdefault((key.backend, str(key), result.cell.routing), []).append(result)
+        blocks.setdefault(result.cell.key, []).append(result)
     lines: list[str] = []
-    for block in blocks.values():
-        lines += [*_block(block, (constructed or {}).get(block[0].cell.key, {})), ""]
+    for key, block in blocks.items():
+        lines += [*_block(block, (constructed or {}).get(key, {})), ""]
     for (code, reason), count in skips.most_common():
         lines += _wrapped(f"skipped {count}: ", f"{code}: {reason}" if code else reason)
     lines += _legend([result for result in run if result.outcome == "timed"])
@@ -106,6 +107,7 @@ def _block(results: list[CaseResult], facts: Mapping[str, float]) -> Iterator[st
     yield from _probes(probes)
     if not results:
         return
+    yield from _load(results)
     yield _row(title for title, _, _ in _COLUMNS)
     yield _row(f"({unit})" if unit else "" for _, unit, _ in _COLUMNS).rstrip()
     for result in sorted(results, key=lambda result: result.cell.tokens):
@@ -131,10 +133,31 @@ def _probes(probes: list[CaseResult]) -> Iterator[str]:
         yield from _wrapped(f"probes passed: {len(right)}; ", "; ".join(says))
 
 
+def _load(results: list[CaseResult]) -> Iterator[str]:
+    """Say how a routing or a skew that is not the default loads experts and ranks, at the largest T timed."""
+    timed = [result for result in results if result.outcome == "timed"]
+    if not timed:
+        return
+    largest = max(timed, key=lambda result: result.cell.tokens)
+    cell, row = largest.cell, largest.rows[COMPONENTS[0]]
+    if (cell.routing == UNIFORM.name and cell.skew == NO_SKEW) or "fan_out_mean" not in row:
+        return
+    figures: Any = row
+    share = "" if cell.skew == NO_SKEW else f"{_span(cell.tokens_by_rank)} tokens a rank, "
+    yield from _wrapped(
+        f"at T={cell.tokens}: {share}",
+        f"experts up to {figures['expert_load_max_over_mean']:.2f} x the mean load"
+        f" ({figures['empty_experts']} idle), ranks {figures['rank_load_max_over_mean']:.2f} x;"
+        f" fan-out {figures['fan_out_mean']:.2f}, at most {figures['fan_out_max']};"
+        f" {100 * figures['local_fraction']:.1f} % of copies stay",
+    )
+
+
 def _title(cell: Cell) -> str:
     key, shape = cell.key, cell.shape
     model = f"{key.model}: hidden {shape.hidden}, {shape.experts} experts, top-{shape.top_k}"
-    return f"{key.backend}  {key.sku} EP{key.ep_size}  {key.mode} {key.precision}  {model}  {cell.routing}"
+    routing = cell.routing if cell.skew == NO_SKEW else f"{cell.routing}  skew {cell.skew.name}"
+    return f"{key.backend}  {key.sku} EP{key.ep_size}  {key.mode} {key.precision}  {model}  {routing}"
 
 
 def _place(result: CaseResult) -> str:

@@ -1,12 +1,10 @@
-"""The timed loop: equal iterations on every rank, each window entered together."""
+"""Taking samples: equal batches on every rank, each window entered by all ranks together."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from typing import Protocol
 
 from torch import Tensor
 
@@ -17,67 +15,83 @@ from pytest_ep.workload.problem import Problem
 
 COMPONENTS = ("dispatch", "combine", "roundtrip")
 WARMUP_PAIRS = 5
-MIN_ITERATIONS, MAX_ITERATIONS = 16, 128
-BUDGET = 0.5
-"""Seconds that the iterations of one component may take, where that leaves at least MIN_ITERATIONS."""
+
+Batch = dict[str, list[float]]
+"""One rank's samples by component, seconds, in the order taken; equally many on every rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """One rank's samples of each component, seconds, in the order taken; and the last timed output."""
+class Sampler(Protocol):
+    """Takes batches of samples with constant messages, staged once; staging is in no window."""
 
-    seconds: dict[str, list[float]]
-    output: Tensor
+    name: str
 
+    def batch(self, iterations: int) -> Batch:
+        """Take ``iterations`` samples of each component, the components in turn. Collective."""
 
-def sample(
-    backend: EPBackend,
-    problem: Problem,
-    rows: Tensor,
-    ranks: Ranks,
-    *,
-    clock: Clock,
-    iterations: int | None,
-) -> Samples:
-    """Time dispatch, combine and their roundtrip with constant messages ``rows`` staged once.
+    def outputs(self) -> list[tuple[Problem, Tensor]]:
+        """What the last timed combines returned, and the problems that they belong to."""
 
-    ``iterations`` per component; None lets rank 0 choose from its warm-up. Staging is no part of any window.
-    """
-    staged = backend.stage_constant(problem, rows)
-    began = time.perf_counter()
-    for _ in range(WARMUP_PAIRS):
-        ranks.pulse.beat()
-        backend.combine(problem, backend.dispatch(problem), staged)
-    ranks.synchronize()
-    if iterations is None:
-        iterations = ranks.ballot.gather("iterations", _affordable(time.perf_counter() - began))[0]
+    def faults(self) -> list[str]:
+        """What was seen to be wrong while sampling, other than in ``outputs``."""
 
-    seconds: dict[str, list[float]] = {component: [] for component in COMPONENTS}
-    output = problem.x
-    for _ in range(iterations):
-        ranks.pulse.beat()
-        taken, handle = _window(ranks, clock, partial(backend.dispatch, problem))
-        seconds["dispatch"].append(taken)
-        taken, output = _window(ranks, clock, partial(backend.combine, problem, handle, staged))
-        seconds["combine"].append(taken)
-        taken, output = _window(
-            ranks, clock, lambda: backend.combine(problem, backend.dispatch(problem), staged)
-        )
-        seconds["roundtrip"].append(taken)
-    return Samples(seconds, output)
+    def says(self) -> dict[str, Any]:
+        """What the rows should record of how the samples were taken."""
 
 
-def _affordable(warmup: float) -> int:
-    pairs = BUDGET / max(warmup / WARMUP_PAIRS, 1e-9)
-    return int(min(max(pairs, MIN_ITERATIONS), MAX_ITERATIONS))
+class EagerSampler:
+    """Windows of a clock around eager calls."""
 
+    def __init__(
+        self, backend: EPBackend, problem: Problem, rows: Tensor, ranks: Ranks, *, clock: Clock
+    ) -> None:
+        """Stage ``rows`` [S, H] BF16 and warm up."""
+        self.name = clock.name
+        self._backend = backend
+        self._problem = problem
+        self._ranks = ranks
+        self._clock = clock
+        self._staged = backend.stage_constant(problem, rows)
+        self._output = problem.x
+        for _ in range(WARMUP_PAIRS):
+            ranks.pulse.beat()
+            self._pair()
+        ranks.synchronize()
 
-def _window(ranks: Ranks, clock: Clock, call: Callable[[], Any]) -> tuple[float, Any]:
-    # All preparation is done before the ranks align: nothing waits on the host between here and the start.
-    ranks.synchronize()
-    ranks.barrier()
-    start = clock.start()
-    result = call()
-    end = clock.end()
-    ranks.synchronize()
-    return clock.seconds(start, end), result
+    def batch(self, iterations: int) -> Batch:
+        """Time dispatch, then the combine of that very dispatch, then a roundtrip."""
+        backend, problem, staged = self._backend, self._problem, self._staged
+        taken: Batch = {component: [] for component in COMPONENTS}
+        for _ in range(iterations):
+            self._ranks.pulse.beat()
+            seconds, handle = self._window(partial(backend.dispatch, problem))
+            taken["dispatch"].append(seconds)
+            seconds, self._output = self._window(partial(backend.combine, problem, handle, staged))
+            taken["combine"].append(seconds)
+            seconds, self._output = self._window(self._pair)
+            taken["roundtrip"].append(seconds)
+        return taken
+
+    def outputs(self) -> list[tuple[Problem, Tensor]]:
+        """The last roundtrip's."""
+        return [(self._problem, self._output)]
+
+    def faults(self) -> list[str]:
+        """Nothing else is looked at between windows."""
+        return []
+
+    def says(self) -> dict[str, Any]:
+        """How much was thrown away before."""
+        return {"warmup_pairs": WARMUP_PAIRS}
+
+    def _pair(self) -> Tensor:
+        return self._backend.combine(self._problem, self._backend.dispatch(self._problem), self._staged)
+
+    def _window(self, call: Any) -> tuple[float, Any]:
+        # All preparation is done before the ranks align: no host wait between here and the start.
+        self._ranks.synchronize()
+        self._ranks.barrier()
+        start = self._clock.start()
+        result = call()
+        end = self._clock.end()
+        self._ranks.synchronize()
+        return self._clock.seconds(start, end), result

@@ -1,20 +1,18 @@
 """Which experts each token goes to, and with which gate weights: the same on every machine.
 
-Routing "uniform" is a keyed counter, no random generator. ``counter(token, slot, attempt, stream)`` is
-BLAKE2b with an 8-byte digest, keyed with the seed, of four little-endian uint64. The expert of a slot is the
-counter of stream 0 modulo the number of experts, at the first attempt that no earlier slot of the token used;
-the raw gate is 1 + (counter of stream 1 mod 65535), and a token's weights are its raw gates over their sum.
-Received counts therefore equal those published for the same seed.
+Routing "uniform" is a keyed counter (``workload/counter.py``), no random generator. The expert of a slot is
+the counter of stream 0 modulo the number of experts, at the first attempt that no earlier slot of the token
+used; the raw gate is 1 + (counter of stream 1 mod 65535), and a token's weights are its raw gates over their
+sum. Received counts therefore equal those published for the same seed. Other kinds (``workload/choices.py``)
+and recorded ids have the same weights, slot by slot.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from dataclasses import dataclass
 from functools import cached_property
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_ep.matrix.routing import UNIFORM
+from pytest_ep.matrix.routing import Routing
 from pytest_ep.matrix.shapes import Shape
+from pytest_ep.workload import choices
+from pytest_ep.workload.counter import Counter
 
 BLOCK_TOKENS = 65536
 """Tokens of one cached block."""
@@ -30,7 +32,6 @@ BLOCK_TOKENS = 65536
 SEED = 67
 """The seed of every published count."""
 
-_EXPERT_STREAM = 0
 _GATE_STREAM = 1
 _GATE_RANGE = 65535
 _CHECKSUM_BYTES = 16
@@ -41,7 +42,10 @@ Block = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """The routing of N tokens: ``expert_ids`` int64 [N, K], distinct in a row; ``weights`` float32 [N, K]."""
+    """The routing of N tokens: ``expert_ids`` int64 [N, K], distinct in a row; ``weights`` float32 [N, K].
+
+    A masked choice is id -1 with weight 0: it has no destination and nothing comes back for it.
+    """
 
     expert_ids: npt.NDArray[np.int64]
     weights: npt.NDArray[np.float32]
@@ -56,8 +60,10 @@ class Trace:
         return hasher.hexdigest()
 
 
-def load_trace(shape: Shape, seed: int, tokens: int, cache: Path | None, write: bool) -> Trace:
-    """The routing of the first ``tokens`` tokens, grown in blocks of 65,536.
+def load_trace(
+    shape: Shape, seed: int, tokens: int, cache: Path | None, write: bool, *, routing: Routing = UNIFORM
+) -> Trace:
+    """The routing of the first ``tokens`` tokens, grown in blocks of 65,536; of a kind that needs no ranks.
 
     Blocks are read from the folder ``cache``. With ``write`` a missing or damaged block is generated whole
     and left there for the next run; without it only the tokens asked for are generated.
@@ -70,26 +76,29 @@ def load_trace(shape: Shape, seed: int, tokens: int, cache: Path | None, write: 
     blocks = []
     for first in range(0, tokens, BLOCK_TOKENS):
         needed = min(BLOCK_TOKENS, tokens - first)
-        blocks.append(_block(shape, seed, first, needed, cache=cache, write=write)[:, :needed])
+        blocks.append(_block(shape, seed, routing, first, needed, cache=cache, write=write)[:, :needed])
     if not blocks:
-        blocks.append(_generate(shape, seed, 0, 0))
+        blocks.append(_generate(shape, seed, routing, 0, 0))
     ids, raw = np.concatenate(blocks, axis=1)
     total = raw.sum(axis=1, keepdims=True, dtype=np.float64)
     return Trace(ids.astype(np.int64), (raw / total).astype(np.float32))
 
 
-def _block(shape: Shape, seed: int, first: int, needed: int, *, cache: Path | None, write: bool) -> Block:
+def _block(
+    shape: Shape, seed: int, routing: Routing, first: int, needed: int, *, cache: Path | None, write: bool
+) -> Block:
     """At least the first ``needed`` tokens of the block that starts at token ``first``."""
     if cache is None:
-        return _generate(shape, seed, first, needed)
-    file = cache / f"uniform-s{seed}-e{shape.experts}-k{shape.top_k}-b{first // BLOCK_TOKENS:05d}.bin"
+        return _generate(shape, seed, routing, first, needed)
+    number = first // BLOCK_TOKENS
+    file = cache / f"{routing.name}-s{seed}-e{shape.experts}-k{shape.top_k}-b{number:05d}.bin"
     block = _read(file, shape)
     if block is None and write:
-        block = _generate(shape, seed, first, BLOCK_TOKENS)
+        block = _generate(shape, seed, routing, first, BLOCK_TOKENS)
         # A cache that cannot be written costs time in the next run, never this one.
         with contextlib.suppress(OSError):
             _write(file, block)
-    return _generate(shape, seed, first, needed) if block is None else block
+    return _generate(shape, seed, routing, first, needed) if block is None else block
 
 
 def _stored_dtype(shape: Shape) -> str:
@@ -127,42 +136,10 @@ def _write(file: Path, block: Block) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def _generate(shape: Shape, seed: int, first: int, tokens: int) -> Block:
+def _generate(shape: Shape, seed: int, routing: Routing, first: int, tokens: int) -> Block:
     """Ids and raw gates of tokens ``first`` to ``first + tokens``, from the counter."""
-    counter = partial(blake2b, digest_size=8, key=(seed % 2**64).to_bytes(8, "little"))
-    words = np.zeros((tokens, shape.top_k, 4), dtype="<u8")
-    words[:, :, 0] = np.arange(first, first + tokens, dtype=np.uint64)[:, None]
-    words[:, :, 1] = np.arange(shape.top_k, dtype=np.uint64)
+    counter = Counter(seed)
     block = np.empty((2, tokens, shape.top_k), dtype=_stored_dtype(shape))
-    for index, stream in enumerate((_EXPERT_STREAM, _GATE_STREAM)):
-        words[:, :, 3] = stream
-        modulus = shape.experts if stream == _EXPERT_STREAM else _GATE_RANGE
-        block[index] = (_counters(counter, words) % np.uint64(modulus)).reshape(tokens, shape.top_k)
-    block[1] += 1
-    in_order = np.sort(block[0], axis=1)
-    for row in np.flatnonzero((in_order[:, 1:] == in_order[:, :-1]).any(axis=1)):
-        block[0, row] = _distinct_experts(counter, first + int(row), shape)
+    block[0] = choices.generate(routing, counter, shape, first, tokens)
+    block[1] = counter.grid(first, tokens, shape.top_k, _GATE_STREAM) % np.uint64(_GATE_RANGE) + np.uint64(1)
     return block
-
-
-def _counters(counter: partial[Any], words: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """The counter of each row of four uint64."""
-    # One bytes object per message, made by numpy: slicing a buffer in Python costs a quarter more.
-    messages = words.reshape(-1, 4).view("V32").ravel().tolist()
-    digests = b"".join([counter(message).digest() for message in messages])
-    return np.frombuffer(digests, "<u8").astype(np.uint64, copy=False)
-
-
-def _distinct_experts(counter: partial[Any], token: int, shape: Shape) -> list[int]:
-    """One token's experts, with a further attempt wherever an earlier slot has the expert already."""
-    chosen: list[int] = []
-    for slot in range(shape.top_k):
-        attempt = 0
-        while True:
-            message = struct.pack("<4Q", token, slot, attempt, _EXPERT_STREAM)
-            expert = int.from_bytes(counter(message).digest(), "little") % shape.experts
-            if expert not in chosen:
-                break
-            attempt += 1
-        chosen.append(expert)
-    return chosen

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from pytest_ep.backends.base import Received
+from pytest_ep.oracle import dispatch
+from pytest_ep.oracle import expected
 from pytest_ep.oracle.diagnosis.arrivals import arrivals
 from pytest_ep.oracle.diagnosis.dispatch_faults import FAULTS
 from pytest_ep.oracle.diagnosis.elements import Worst
@@ -45,6 +48,7 @@ def of_combine(setting: Setting, got: Tensor) -> Combined:
     fitting = {one.name for one in tried}
     first = setting.problem.first_token(setting.problem.rank)
     return Combined(
+        rank=setting.problem.rank,
         declared=setting.reduction.name,
         tokens=frozenset((wrong + first).tolist()),
         spread=counts.spread(),
@@ -58,8 +62,16 @@ def of_dispatch(
     problem: Problem, received: Received, source: Tensor
 ) -> tuple[tuple[Finding, ...], frozenset[int]]:
     """The faults of what was received, and the tokens that they befell; ``source`` [N] as decoded."""
+    misshapen = dispatch.misshapen(problem, received)
+    findings = [
+        Finding("shape", f"{check} on {{ranks}}: {text}", 1, 1, ()) for check, text in misshapen.items()
+    ]
+    if "weights" in misshapen:
+        received = replace(received, weights=None)
+    if "counts" in misshapen:
+        received = replace(received, expert_counts=expected.expert_counts(problem))
     found = arrivals(problem, received, source)
-    findings = [finding for fault in FAULTS if (finding := fault(found)) is not None]
+    findings += [finding for fault in FAULTS if (finding := fault(found)) is not None]
     return tuple(findings), frozenset(torch.nonzero(found.befallen()).squeeze(1).tolist())
 
 

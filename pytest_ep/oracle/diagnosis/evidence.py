@@ -65,12 +65,13 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Combined:
-    """What one combine returned: ``shape`` is what is wrong with its shape, else the rest is filled.
+    """What rank ``rank``'s combine returned: ``shape`` is what is wrong with that, else the rest is filled.
 
     ``tokens`` are the wrong ones, global. ``tried`` holds the explanations that fit at least one element,
     ``ruled_out`` the names of the others.
     """
 
+    rank: int
     declared: str
     shape: str = ""
     tokens: frozenset[int] = frozenset()

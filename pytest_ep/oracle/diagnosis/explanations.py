@@ -33,7 +33,12 @@ class Explanation:
 
 
 _ALL = (
-    Explanation("not finite", "combine returned {which}", "uniform", outputs.not_finite),
+    Explanation(
+        "not finite",
+        "combine returned {which}, as memory that nothing wrote has under --ep-poison",
+        "uniform",
+        outputs.not_finite,
+    ),
     Explanation(
         "unwritten", "the output was not written: it holds {which}", "repeated_calls", outputs.unwritten
     ),
@@ -58,7 +63,7 @@ _ALL = (
     ),
     Explanation(
         "padding",
-        "padding was added: what timing left in the slots of {which}, which has no such token",
+        "padding was added: what timing left in slots of {which}, where the token has no expert",
         "rank_powers",
         messages.extra,
     ),

@@ -61,23 +61,25 @@ def gates_twice(scene: Scene) -> Iterator[Guess]:
 
 
 def extra(scene: Scene) -> Iterator[Guess]:
-    """A rank that has no expert of the token was added too: what timing left in its slot."""
+    """Ranks that have no expert of the token were added too: what timing left in their slots."""
     setting, problem = scene.setting, scene.setting.problem
     member = torch.zeros((scene.given.tokens, problem.ep_size), dtype=torch.bool, device=scene.want.device)
     member[scene.given.token, scene.given.rank] = True
     planes = [0, problem.rank] if setting.planes is None else [problem.rank if setting.planes > 1 else 0]
-    for rank in range(problem.ep_size):
-        token = torch.nonzero(~member[:, rank]).squeeze(1)
-        for plane in dict.fromkeys(planes) if len(token) else ():
-            yield exactly(scene, f"rank {rank}", partial(_with_constant, scene, token, rank, plane))
+    for plane in dict.fromkeys(planes):
+        for rank in range(problem.ep_size):
+            token = torch.nonzero(~member[:, rank]).squeeze(1)
+            values = partial(_with_constant, scene, token, torch.full_like(token, rank), plane)
+            yield exactly(scene, f"rank {rank}", values)
+        token, others = torch.nonzero(~member, as_tuple=True)
+        values = partial(_with_constant, scene, token, others, plane)
+        yield exactly(scene, "every other rank", values)
 
 
-def _with_constant(scene: Scene, token: Tensor, rank: int, plane: int) -> Tensor:
+def _with_constant(scene: Scene, token: Tensor, rank: Tensor, plane: int) -> Tensor:
     hidden, ranks = scene.want.shape[1], scene.setting.problem.ep_size
-    row = contents.constant_messages(
-        torch.full_like(token, rank), torch.full_like(token, plane), hidden, ranks
-    )
-    return scene.setting.reduction(_joined(scene.given, token, rank, row))
+    rows = contents.constant_messages(rank, torch.full_like(rank, plane), hidden, ranks)
+    return scene.setting.reduction(_joined(scene.given, token, rank, rows))
 
 
 def other_plane(scene: Scene) -> Iterator[Guess]:
@@ -152,7 +154,7 @@ def _gated(scene: Scene, gate: Tensor) -> tuple[Tensor, Tensor]:
     return scene.reduce(rows), 2 * ROUNDING * magnitude
 
 
-def _joined(given: Contributions, token: Tensor, rank: int, rows: Tensor) -> Contributions:
+def _joined(given: Contributions, token: Tensor, rank: Tensor, rows: Tensor) -> Contributions:
     """With one more message for each of ``token`` [m], at a choice that holds none, where there is one."""
     taken = torch.zeros((given.tokens, given.top_k), dtype=torch.int8, device=token.device)
     taken[given.token, given.choice] = 1
@@ -160,6 +162,6 @@ def _joined(given: Contributions, token: Tensor, rank: int, rows: Tensor) -> Con
         given,
         rows=torch.cat([given.rows, rows]),
         token=torch.cat([given.token, token]),
-        rank=torch.cat([given.rank, torch.full_like(token, rank)]),
+        rank=torch.cat([given.rank, rank]),
         choice=torch.cat([given.choice, taken[token].argmin(dim=1)]),
     )

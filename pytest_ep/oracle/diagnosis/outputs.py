@@ -30,9 +30,6 @@ def not_finite(scene: Scene) -> Iterator[Guess]:
 def unwritten(scene: Scene) -> Iterator[Guess]:
     """What the memory held before."""
     yield exactly(scene, "zeros", lambda: torch.zeros_like(scene.want))
-    poison = scene.setting.poison
-    if poison is not None:
-        yield locally(scene, "the poison", lambda: scene.bits == poison)
 
 
 def stale(scene: Scene) -> Iterator[Guess]:

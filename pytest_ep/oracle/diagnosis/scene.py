@@ -23,21 +23,19 @@ from pytest_ep.workload.problem import Problem
 BLOCK = 128
 """Columns of a block: a row's wrong elements are counted, and contradictions sought, by block."""
 
+DENSE = 8
+"""Wrong elements of a block from which they can be a run."""
 
 Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a combine was asked to do: constant rows in ``planes`` were staged; None: the oracle's messages.
-
-    ``poison`` are the 16 bits with which outputs were filled before, as an int16, where they were.
-    """
+    """What a combine was asked to add: constant rows staged in ``planes``; None: the oracle's messages."""
 
     problem: Problem
     reduction: Reduction
     planes: int | None = None
-    poison: int | None = None
     _made: dict[Callable[..., Any], Any] = field(default_factory=dict, compare=False)
 
     def once(self, make: Callable[[Setting], Made]) -> Made:
@@ -85,11 +83,18 @@ class Scene:
 
     @cached_property
     def right_nearby(self) -> Tensor:
-        """Which elements are right although their block of columns has a wrong one: bool [n, H]."""
+        """Which elements are right although their block of columns has wrong ones: bool [n, H].
+
+        Of a block in which a dense run of columns is wrong, those within that run.
+        """
         hidden = self.wrong.shape[1]
-        blocks = functional.pad(self.wrong, (0, -hidden % BLOCK)).view(len(self.wrong), -1, BLOCK)
-        touched = blocks.any(dim=2, keepdim=True).expand_as(blocks).reshape(len(self.wrong), -1)
-        return touched[:, :hidden] & ~self.wrong
+        wrong = functional.pad(self.wrong, (0, -hidden % BLOCK)).view(len(self.wrong), -1, BLOCK)
+        count = wrong.cumsum(dim=2)
+        total = count[:, :, -1:]
+        run = (count > 0) & (total - count + wrong.int() > 0)
+        dense = (total >= DENSE) & (2 * total > run.sum(dim=2, keepdim=True))
+        near = torch.where(dense, run, total > 0) & ~wrong
+        return near.flatten(1)[:, :hidden]
 
     @cached_property
     def routing(self) -> tuple[Tensor, Tensor]:

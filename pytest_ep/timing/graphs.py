@@ -1,0 +1,149 @@
+"""The graph clock: pairs captured in a CUDA graph and replayed, so that no launch cost is inside.
+
+Two graphs. The pair graph has exactly two event nodes, after the fill pairs and after the last pair: a
+sample of the roundtrip is the mean of one replay's pairs. The parts graph has an event node on each side of
+every dispatch and combine, which costs a few microseconds and keeps kernels from overlapping: the cost of an
+empty window, two event nodes in a row, is measured in every replay and subtracted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_ep.backends.base import EPBackend
+from pytest_ep.ranks.group import Ranks
+from pytest_ep.timing.sampling import Batch
+from pytest_ep.workload.problem import Problem
+
+FILL_PAIRS = 8
+"""Pairs before the first event of a replay: they align the ranks, and nobody times them."""
+REPLAY_SECONDS = 4e-3
+"""About how long the timed pairs of one replay take."""
+MOST_LAPS = 12
+"""Laps over the routings that one replay times at most."""
+WARMUP_REPLAYS = 2
+
+
+class GraphSampler:
+    """Samples of the graph clock; a sample is one replay of each graph.
+
+    ``problems`` are the routings that the pairs cycle through; ``rows`` [S, H] BF16 the constant messages;
+    ``pair_seconds`` a first guess of a pair's duration, the same on every rank.
+    """
+
+    name = "graph"
+
+    def __init__(
+        self,
+        backend: EPBackend,
+        problems: Sequence[Problem],
+        rows: Tensor,
+        ranks: Ranks,
+        *,
+        pair_seconds: float,
+    ) -> None:
+        """Stage, run every routing once eagerly, capture both graphs and replay each to warm."""
+        self._backend = backend
+        self._problems = problems
+        self._ranks = ranks
+        self._staged = backend.stage_constant(problems[0], rows)
+        laps = round(REPLAY_SECONDS / max(pair_seconds, 1e-6) / len(problems))
+        self._pairs = len(problems) * max(1, min(MOST_LAPS, laps))
+        self._empty: list[float] = []
+        self._known: dict[int, Tensor] = {}
+        self._differing = 0
+        for index in range(len(problems)):
+            self._pair(index)
+        ranks.synchronize()
+        self._pair_graph, self._pair_marks, self._pair_output = self._capture_pairs()
+        self._part_graph, self._part_marks, self._part_output = self._capture_parts()
+        self.batch(WARMUP_REPLAYS)
+        self._empty.clear()
+
+    def batch(self, iterations: int) -> Batch:
+        """Replay both graphs in turn."""
+        taken: Batch = {"dispatch": [], "combine": [], "roundtrip": []}
+        for _ in range(iterations):
+            self._replay(self._pair_graph, self._pair_output)
+            taken["roundtrip"].append(_seconds(*self._pair_marks) / self._pairs)
+            self._replay(self._part_graph, self._part_output)
+            windows, nothing = self._part_marks
+            empty = _seconds(*nothing)
+            self._empty.append(empty)
+            for component, first in (("dispatch", 0), ("combine", 1)):
+                total = sum(_seconds(marks[first], marks[first + 1]) for marks in windows)
+                taken[component].append(total / len(windows) - empty)
+        return taken
+
+    def outputs(self) -> list[tuple[Problem, Tensor]]:
+        """What the last pair of either graph combined."""
+        return [(self._problems[-1], self._pair_output), (self._problems[-1], self._part_output)]
+
+    def faults(self) -> list[str]:
+        """Replays whose final output is not, bit for bit, that of the first."""
+        return [f"{self._differing} replays gave another output than the first"] if self._differing else []
+
+    def says(self) -> dict[str, Any]:
+        """What a sample is made of."""
+        return {
+            "pairs_per_replay": self._pairs,
+            "fill_pairs": FILL_PAIRS,
+            "warmup_replays": WARMUP_REPLAYS,
+            "routings": len(self._problems),
+            "empty_window_us": median(self._empty) * 1e6 if self._empty else None,
+        }
+
+    def _replay(self, graph: torch.cuda.CUDAGraph, output: Tensor) -> None:
+        output.fill_(float("nan"))  # a replay that writes nothing must not leave the last one's result
+        self._ranks.synchronize()
+        self._ranks.pulse.beat()
+        self._ranks.barrier()
+        graph.replay()
+        self._ranks.synchronize()
+        known = self._known.setdefault(id(output), output.clone())
+        self._differing += int(not torch.equal(known, output))
+
+    def _pair(self, index: int) -> Tensor:
+        problem = self._problems[index % len(self._problems)]
+        return self._backend.combine(problem, self._backend.dispatch(problem), self._staged)
+
+    def _capture_pairs(self) -> tuple[torch.cuda.CUDAGraph, tuple[Any, Any], Tensor]:
+        graph, start, end = torch.cuda.CUDAGraph(), _event(), _event()
+        with torch.cuda.graph(graph):
+            for index in range(FILL_PAIRS):
+                self._pair(index)
+            start.record()
+            for index in range(self._pairs):
+                output = self._pair(index)
+            end.record()
+        return graph, (start, end), output
+
+    def _capture_parts(self) -> tuple[torch.cuda.CUDAGraph, tuple[Any, Any], Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        windows = [(_event(), _event(), _event()) for _ in self._problems]
+        nothing = (_event(), _event())
+        with torch.cuda.graph(graph):
+            for index in range(FILL_PAIRS):
+                self._pair(index)
+            for (before, between, after), problem in zip(windows, self._problems, strict=True):
+                before.record()
+                handle = self._backend.dispatch(problem)
+                between.record()
+                output = self._backend.combine(problem, handle, self._staged)
+                after.record()
+            for mark in nothing:
+                mark.record()
+        return graph, (windows, nothing), output
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
+
+
+def _seconds(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    return float(start.elapsed_time(end)) / 1e3
