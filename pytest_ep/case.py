@@ -162,7 +162,7 @@ class Case:
 
     def _command(self) -> str:
         run = self._run
-        return repeating(run.config, run.identity, self._cell, self._nodeid, self._live.max_tokens)
+        return repeating(run.config, run.identity, self._cell, self._nodeid, self._live.largest)
 
 
 def failure(verdicts: Sequence[Verdict], failed: Sequence[int], where: str, repeat: str) -> Failure:

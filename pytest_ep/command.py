@@ -19,22 +19,18 @@ NOT_REPEATED = ("--ep-allow-skips", "--ep-nproc", "--ep-require", "--ep-resume",
 """What concerns a whole run: which of its cases must, need not or no longer run."""
 
 
-def repeating(config: pytest.Config, identity: Identity, cell: Cell, nodeid: str, max_tokens: int) -> str:
+def repeating(config: pytest.Config, identity: Identity, cell: Cell, nodeid: str, largest: Cell) -> str:
     """Return the shell command that runs one case again, with the ``--ep-*`` options that were given.
 
-    Where the transport was sized for more tokens than the case has, that T is selected too: sizes matter.
+    Where the transport was sized for a larger case, the ``largest`` is selected too: sizes matter.
     """
     place = nodeid.partition("::test_")[0]
     file, _, inside = place.partition("::")
     path = os.path.relpath(config.rootpath / file, config.invocation_params.dir)
-    selected = cell.id if max_tokens == cell.tokens else f"{cell.id} or {_sized(cell, max_tokens)}"
+    selected = cell.id if largest == cell else f"{cell.id} or {largest.id}"
     words = [*_launcher(identity), "-m", "pytest", f"{path}::{inside}" if inside else path]
     words += ["-k", selected, *_given(map(str, config.invocation_params.args))]
     return shlex.join(words)
-
-
-def _sized(cell: Cell, tokens: int) -> str:
-    return f"{cell.key}-{cell.routing}-T{tokens:05d}"
 
 
 def _launcher(identity: Identity) -> list[str]:

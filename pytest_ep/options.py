@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
-from typing import TypeVar
 from typing import TypeAlias
+from typing import TypeVar
 
 import pytest
 
@@ -39,6 +39,7 @@ MAX_TOKENS = 65536
 MAX_EP_SIZE = 1024
 Repeat: TypeAlias = "tuple[int, None] | tuple[None, float]"
 """Repetitions by number, or by seconds."""
+Value = TypeVar("Value")
 RANK_TIMEOUT = 60.0
 CASE_TIMEOUT = 600.0
 CLOCKS = ("auto", "host", "event", "graph")

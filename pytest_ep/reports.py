@@ -49,7 +49,7 @@ class Reports:
             if hasattr(report, "wasxfail"):
                 del report.wasxfail
             if call.excinfo is None or not call.excinfo.errisinstance(AgreedFailure):
-                report.longrepr = failure.reason
+                report.longrepr = "\n".join(filter(None, (failure.reason, failure.diagnosis)))
         self._note(item, call, report, failure)
         if report.when == "teardown":
             self._journal(item)

@@ -157,8 +157,14 @@ class Run:
         """Return a digest of a case and of the options that its numbers depend on."""
         from pytest_ep.results.journal import identity
 
-        options = self.options
-        return identity(cell, clocks=options.clocks, iterations=options.iterations, exact=options.exact)
+        options, files = self.options, {}
+        if options.selection.routing.recording is not None:
+            files["recording"] = options.selection.routing.recording.digest
+        if options.selection.skew.weights is not None:
+            files["weights"] = str(options.selection.skew.weights)
+        return identity(
+            cell, clocks=options.clocks, iterations=options.iterations, exact=options.exact, **files
+        )
 
     def link_gbps(self, cell: Cell) -> float | None:
         """Peak of the scale-up link per direction, GB/s."""
@@ -195,4 +201,4 @@ RUN: pytest.StashKey[Run] = pytest.StashKey()
 
 def is_xdist_worker(config: pytest.Config) -> bool:
     """Whether this process was started by pytest-xdist."""
-    return hasattr(config, "workerinput") or "PYTEST_XDIST_WORKER" in os.environ
+    return hasattr(config, "workerinput")

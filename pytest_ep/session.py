@@ -195,8 +195,9 @@ class EPSession:
         return [name for name in self._run.options.require if name not in passed]
 
     def _complaints(self) -> list[str]:
-        if self._run.journal is None and artifact.result_path(self._run.config):
-            return []  # refused before anything ran: the error says why
+        refused = self._run.journal is None and artifact.result_path(self._run.config)
+        if refused or self._run.config.option.collectonly:
+            return []  # nothing was to run, or an error says why nothing could
         lines = [f"--ep-require {name}: no case of {name} passed" for name in self._missing()]
         if not (self._run.executed or self._run.resumed or self._run.options.allow_skips):
             lines.append("no case was executed: exit code 5 (--ep-allow-skips to accept that)")

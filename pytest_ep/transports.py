@@ -34,12 +34,16 @@ SEED = 67
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A constructed transport, how it adds, its scale-up domain (ranks), and the routing of its cases."""
+    """A constructed transport, how it adds, its scale-up domain (ranks), and the routing of its cases.
+
+    It was sized for ``max_tokens`` on a rank; ``largest`` is its case of most tokens, or a probe.
+    """
 
     key: Key
     backend: EPBackend
     reduction: Reduction
     facts: ModeFacts
+    largest: Cell
     max_tokens: int
     domain: int
     routes: Routes
@@ -116,6 +120,7 @@ class Transports:
     def _construct(self, cell: Cell, backend: type[EPBackend], cells: Sequence[Cell]) -> Live:
         run, key = self._run, cell.key
         max_tokens = max(one.max_tokens for one in cells)
+        largest = max(cells, key=lambda one: one.tokens)
         made: list[EPBackend] = []
 
         def construct() -> None:
@@ -126,7 +131,7 @@ class Transports:
                 raise Unavailable(refusal.code, refusal.reason) from None
 
         run.fate.together("process groups", run.ranks.barrier)
-        routing = self._routing(cells, self._routings(backend.modes[key.mode]))
+        routing = self._routing(largest, self._routings(backend.modes[key.mode]))
         try:
             run.fate.together("construction", construct)
         except (AgreedSkip, AgreedFailure) as ended:
@@ -147,6 +152,7 @@ class Transports:
             live,
             models.named(live.reduction, domain),
             backend.modes[key.mode],
+            largest,
             max_tokens,
             domain,
             routing,
@@ -157,24 +163,23 @@ class Transports:
         """Pieces of the trace that timed pairs cycle through, where they are captured in a graph."""
         return ROUTINGS if facts.graph_safe and self._run.machine.devices else 1
 
-    def _routing(self, cells: Sequence[Cell], pieces: int) -> Routes:
-        """Load ``pieces`` times the routing of the longest case, the same on every rank."""
+    def _routing(self, largest: Cell, pieces: int) -> Routes:
+        """Load ``pieces`` times the routing of the largest case, the same on every rank."""
         run = self._run
-        longest = max(cells, key=lambda cell: cell.tokens)
-        tokens = pieces * sum(longest.tokens_by_rank)
+        tokens = pieces * sum(largest.tokens_by_rank)
         found: list[Routes] = []
 
         def load() -> str:
             loaded = routes.load_routes(
                 run.options.selection.routing,
-                longest.shape,
+                largest.shape,
                 SEED,
                 tokens,
                 run.trace_cache,
                 write=run.identity.rank == 0,
             )
             found.append(loaded)
-            return loaded.digest(longest.tokens_by_rank)
+            return loaded.digest(largest.tokens_by_rank)
 
         # Rank 0 writes what is missing before the others read.
         first = run.fate.together("routing", lambda: load() if run.identity.rank == 0 else "")[0]

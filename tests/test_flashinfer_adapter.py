@@ -212,7 +212,7 @@ def test_a_fault_in_construction_fails_and_is_not_repeated(faulty: Launch, name:
 
 @pytest.mark.parametrize("name", HEALTHY_AGAIN)
 def test_an_exception_on_one_rank_inside_a_pair_spares_the_next_case(faulty: Launch, name: str) -> None:
-    assert "rank 1 failed in oracle before timing:" in faulty.failed[name, 1]
+    assert "rank 1 failed in oracle before timing: " in faulty.failed[name, 1]
     assert HEALTHY_AGAIN[name] in faulty.failed[name, 1]
     assert faulty.timed[name, 8]["bit_exact"] == 1.0
 

@@ -17,6 +17,7 @@ from pytest_ep.results.record import CaseResult
 from pytest_ep.results.record import Ledger
 from pytest_ep.results.record import Measurement
 from pytest_ep.timing.statistics import SampleError
+from pytest_ep.timing.traffic import Leaving
 from pytest_ep.timing.traffic import Traffic
 
 CELL = Cell(
@@ -25,6 +26,7 @@ CELL = Cell(
     "uniform",
     64,
 )
+TRAFFIC = Traffic(512, 45, Leaving(10, 20, 30), Leaving(8, 16, 24), Leaving(2, 4, 6), 7)
 SAMPLES = {
     "dispatch": [0.1 + 0.2, 1e-9, 3.3e-6, 1 / 3, 5e-324],
     "combine": [2e-6] * 5,
@@ -40,9 +42,12 @@ KEYS = [
     "spread_us",
     "copies",
     "bytes",
+    "scale_up_bytes",
+    "scale_out_bytes",
     "metadata_bytes",
     "gbps",
     "link_share",
+    "tokens_per_s",
     "error",
     "bit_exact",
     "reduction",
@@ -58,8 +63,10 @@ from pytest_benchmark.plugin import benchmark as second_benchmark
 
 from pytest_ep.matrix.cells import Cell, Key
 from pytest_ep.matrix.shapes import Shape
+from pytest_ep.matrix.skew import TokenSkew
 from pytest_ep.results.record import CLOCK, COMPONENTS, Measurement, Recorder
-from pytest_ep.timing.traffic import Traffic
+from pytest_ep.timing.traffic import Leaving
+from pytest_ep.timing.traffic import Leaving, Traffic
 
 CELL = {CELL!r}
 
@@ -77,7 +84,7 @@ def recorder(first_benchmark, second_benchmark, benchmark):
 @pytest.fixture
 def measurement():
     seconds = {{name: np.array(samples) for name, samples in {SAMPLES!r}.items()}}
-    traffic = Traffic(45, 10, 20, 30, 7)
+    traffic = {TRAFFIC!r}
     return Measurement("host", seconds, seconds, traffic, 2.0, 0.0, 1.0, "two-level", 64, {{"note": "x"}})
 """
 ONE_CASE = """
@@ -106,7 +113,7 @@ def measured(**changes: Any) -> Measurement:
         "clock": "event",
         "seconds": seconds,
         "spread": seconds,
-        "traffic": Traffic(45, 10, 20, 30, 7),
+        "traffic": TRAFFIC,
         "link_gbps": None,
         "error": 0.0,
         "bit_exact": 1.0,
@@ -244,7 +251,9 @@ def test_rates_and_shares_follow_from_bytes_and_the_median() -> None:
     found = measured(link_gbps=0.01).rows()
     assert found["combine"]["p50_us"] == pytest.approx(2.0)
     assert found["combine"]["gbps"] == pytest.approx(20 / 2e-6 / 1e9)
-    assert found["combine"]["link_share"] == pytest.approx(1.0)
+    assert (found["combine"]["scale_up_bytes"], found["combine"]["scale_out_bytes"]) == (16, 4)
+    assert found["combine"]["link_share"] == pytest.approx(16 / 20), "the link is the scale-up domain's"
+    assert {row["tokens_per_s"] for row in found.values()} == {pytest.approx(512 / 6e-6)}
     assert found["roundtrip"]["p99_us"] == pytest.approx(8.0)
     assert found["roundtrip"]["spread_us"] == pytest.approx(6.0)
 
@@ -271,7 +280,13 @@ def test_the_section_lists_every_case_that_left_no_row() -> None:
     ledger.constructed[CELL.key] = {"build_s": 2.0}
     section: Any = ledger.section()
     assert section["failed"] == [
-        {"case": "b", "code": "combine", "reason": "wrong", "diagnosis": "other reduction"}
+        {
+            "case": "b",
+            "code": "combine",
+            "reason": "wrong",
+            "diagnosis": "other reduction",
+            "evidence": {},
+        }
     ]
     assert section["skipped"] == [{"case": "c", "code": "ranks", "reason": "8 ranks, 4 here"}]
     assert section["checked"] == [{"case": "d", "reason": "two ranks share a GPU"}]

@@ -329,8 +329,8 @@ def test_nothing_executed_exits_with_5_and_shows_the_reasons(
 
 def test_a_construction_that_fails_on_one_rank_fails_the_key_everywhere(broken: Launch) -> None:
     first, second = (broken.failed("breaks_in_construction", tokens) for tokens in (1, 8))
-    assert first.startswith("rank 1 failed in construction:\n") != second.startswith(
-        "rank 1 failed in construction:\n"
+    assert first.startswith("rank 1 failed in construction: ") != second.startswith(
+        "rank 1 failed in construction: "
     )
     told, not_run = sorted((first, second), key=lambda reason: reason.startswith("not run"))
     assert told.endswith("RuntimeError: broke in construction")
@@ -347,7 +347,7 @@ def test_a_construction_that_fails_on_one_rank_fails_the_key_everywhere(broken: 
 )
 def test_a_case_after_one_that_broke_on_one_rank_passes(broken: Launch, backend: str, phase: str) -> None:
     reason = broken.failed(backend, 1)
-    assert reason.startswith(f"rank 1 failed in {phase}:\n")
+    assert reason.startswith(f"rank 1 failed in {phase}: ")
     assert reason.endswith(f"RuntimeError: broke in {backend.removeprefix('breaks_in_')}")
     assert len(broken.rows(backend=backend, tokens=8)) == 3
     assert broken.rows(backend=backend, tokens=1) == []

@@ -12,9 +12,11 @@ from pytest_ep.results.record import CaseResult
 from pytest_ep.results.record import Measurement
 from pytest_ep.results.summary import case_line
 from pytest_ep.results.summary import summary
+from pytest_ep.timing.traffic import Leaving
 from pytest_ep.timing.traffic import Traffic
 
 SHAPE = Shape("deepseek_v3", 7168, 256, 8)
+LEAVING = Leaving(100_000, 200_000, 300_000)
 KEY = Key("torch_a2a", "cpu", 4, "normal", "bf16", "deepseek_v3")
 
 
@@ -28,7 +30,7 @@ def timed(tokens: int, unit: float = 1e-6, link_gbps: float | None = None, key: 
         clock="host",
         seconds={"dispatch": base, "combine": base * 2, "roundtrip": base * 3},
         spread=dict.fromkeys(("dispatch", "combine", "roundtrip"), base),
-        traffic=Traffic(5, 100_000, 200_000, 300_000, 10),
+        traffic=Traffic(4 * tokens, 5, LEAVING, LEAVING, Leaving(0, 0, 0), 10),
         link_gbps=link_gbps,
         error=0.0,
         bit_exact=1.0,

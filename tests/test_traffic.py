@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pytest_ep.matrix.shapes import Shape
+from pytest_ep.timing.traffic import Leaving
 from pytest_ep.timing.traffic import Traffic
 from pytest_ep.timing.traffic import rows_between
 from pytest_ep.timing.traffic import traffic
@@ -25,27 +28,46 @@ def test_a_row_goes_once_to_each_rank_that_owns_an_expert_of_the_token() -> None
     assert rows_between(IDS, OWNED, (2, 2, 2)).tolist() == [[1, 1, 1], [2, 0, 1], [2, 2, 0]]
 
 
+NOTHING = Leaving(0, 0, 0)
+
+
+def moved(ids: Any, owned: Sequence[int], tokens_by_rank: Sequence[int], **changes: int) -> Traffic:
+    facts = {"hidden": 10, "index_bytes": 8, "domain": 8, **changes}
+    return traffic(np.array(ids), owned, tokens_by_rank, **facts)
+
+
 def test_bytes_are_those_of_the_most_loaded_rank_without_what_stays() -> None:
     # Sent to others: 2, 3, 4; returned to others: 4, 3, 2; both: 6, 6, 6, which is not 4 + 4.
-    assert traffic(IDS, OWNED, (2, 2, 2), hidden=10, index_bytes=8) == Traffic(
+    leaving = Leaving(dispatch=4 * 10 * 2, combine=4 * 10 * 2, roundtrip=6 * 10 * 2)
+    assert moved(IDS, OWNED, (2, 2, 2)) == Traffic(
+        tokens=6,
         copies=10,
-        dispatch_bytes=4 * 10 * 2,
-        combine_bytes=4 * 10 * 2,
-        roundtrip_bytes=6 * 10 * 2,
+        total=leaving,
+        scale_up=leaving,
+        scale_out=NOTHING,
         metadata_bytes=4 * 2 * (8 + 4),
     )
 
 
+def test_a_scale_up_domain_is_consecutive_ranks_and_the_rest_is_scale_out() -> None:
+    # Domains {0, 1} and {2}. Within: 0 to 1 one row, 1 to 0 two. Across: 0 to 2 one, 1 to 2 one, 2 to both two.
+    split = moved(IDS, OWNED, (2, 2, 2), domain=2)
+    assert split.scale_up == Leaving(dispatch=2 * 20, combine=2 * 20, roundtrip=3 * 20)
+    assert split.scale_out == Leaving(dispatch=4 * 20, combine=2 * 20, roundtrip=6 * 20)
+    assert split.total == moved(IDS, OWNED, (2, 2, 2)).total
+    alone = moved(IDS, OWNED, (2, 2, 2), domain=1)
+    assert (alone.scale_up, alone.scale_out) == (NOTHING, alone.total)
+
+
 def test_a_narrower_index_moves_less_metadata_and_the_same_rows() -> None:
-    wide = traffic(IDS, OWNED, (2, 2, 2), hidden=10, index_bytes=8)
-    narrow = traffic(IDS, OWNED, (2, 2, 2), hidden=10, index_bytes=4)
+    wide, narrow = (moved(IDS, OWNED, (2, 2, 2), index_bytes=size) for size in (8, 4))
     assert (wide.metadata_bytes, narrow.metadata_bytes) == (96, 64)
-    assert narrow.dispatch_bytes == wide.dispatch_bytes
+    assert narrow.total == wide.total
 
 
 def test_each_component_has_its_own_bytes() -> None:
-    counted = Traffic(1, 2, 3, 4, 5)
-    assert [counted.bytes_of(component) for component in ("dispatch", "combine", "roundtrip")] == [2, 3, 4]
+    counted = Leaving(2, 3, 4)
+    assert [counted.of(component) for component in ("dispatch", "combine", "roundtrip")] == [2, 3, 4]
 
 
 def test_masked_choices_move_nothing() -> None:
@@ -59,7 +81,7 @@ def test_a_rank_may_have_no_tokens() -> None:
 
 
 def test_one_rank_alone_sends_nothing_to_others() -> None:
-    assert traffic(np.array([[0, 1]]), (0, 2), (1,), 10, 8) == Traffic(1, 0, 0, 0, 0)
+    assert moved([[0, 1]], (0, 2), (1,)) == Traffic(1, 1, NOTHING, NOTHING, NOTHING, 0)
 
 
 def test_uneven_blocks_of_experts_follow_their_bounds() -> None:

@@ -111,7 +111,7 @@ def plan(
 
     ``ranks`` were launched, ``local_ranks`` of them on this node. The result depends on nothing that differs
     between ranks. A key that cannot run is one item with tokens 0. Raises pytest.UsageError for a name that
-    is neither in the platforms nor an adapter's, and where recorded routing is too short for a case that runs.
+    is neither in the platforms nor an adapter's, and where recorded routing is too short for what runs.
     """
     if adapter is None and name not in platforms.backends:
         raise pytest.UsageError(f"no backend {name!r}, known: {', '.join(platforms.backends)}")

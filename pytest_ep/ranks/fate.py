@@ -110,7 +110,7 @@ class Fate:
             pytest.exit(f"rank {left} left the session in {phase}: {votes[left].text}")
         failed = self._first(votes, "failed")
         if failed is not None:
-            raise AgreedFailure(Failure(f"rank {failed} failed in {phase}:\n{votes[failed].text.rstrip()}"))
+            raise AgreedFailure(_failure(failed, phase, votes[failed].text))
         if self._first(votes, "skipped") is not None:
             # The lowest rank's, so that the reason is the same in every run.
             raise AgreedSkip(*next(vote.skip for vote in votes if vote.skip is not None))
@@ -124,7 +124,7 @@ class Fate:
         votes: list[Vote] = self.ballot.gather(phase, vote)
         failed = self._first(votes, "failed")
         if failed is not None:
-            return votes, Failure(f"rank {failed} failed in {phase}:\n{votes[failed].text.rstrip()}")
+            return votes, _failure(failed, phase, votes[failed].text)
         if len({vote.outcome for vote in votes}) == 1:
             return votes, None
         said = ", ".join(f"rank {rank} {vote.outcome}" for rank, vote in enumerate(votes))
@@ -152,3 +152,9 @@ class Fate:
             self.broken_by = self.broken_by or self.ballot.pulse.case
             self.ballot.catch_up()
         return min(ranks, key=lambda rank: (votes[rank].place, rank), default=None)
+
+
+def _failure(rank: int, phase: str, text: str) -> Failure:
+    """The exception in one line, and its whole traceback as what is to be read below it."""
+    last = text.strip().rpartition("\n")[2]
+    return Failure(f"rank {rank} failed in {phase}: {last}", diagnosis=text.strip())

@@ -48,16 +48,19 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
         try:
             return process.wait()
         except KeyboardInterrupt:
-            # The terminal sent Ctrl-C to the ranks too: they end their case and report.
+            # torchrun heard it too and passes it on to the ranks: they end their case and report.
             continue
 
 
 def main(arguments: list[str]) -> int:
     """Be torchrun, but say nothing of a rank that failed: rank 0's report has said it."""
+    import logging
+
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     try:
         run.main(arguments)
     except (ChildFailedError, SignalException):

@@ -94,8 +94,9 @@ class Measurement:
     def rows(self) -> dict[str, dict[str, JSON]]:
         """Return ``extra_info`` of each component, from all samples.
 
-        ``gbps`` is ``bytes`` over the median, in 1e9 bytes per second; ``link_share`` its share of the
-        peak. Raises SampleError where a sample is no duration.
+        ``gbps`` is ``bytes`` over the median, in 1e9 bytes per second; ``link_share`` what of it goes over
+        the scale-up link, as a share of the link's peak; ``tokens_per_s`` the group's tokens over the
+        median roundtrip. Raises SampleError where a sample is no duration.
         """
         return {component: self._row(component) for component in COMPONENTS}
 
@@ -104,8 +105,9 @@ class Measurement:
 
         seconds = statistics.checked(self.seconds[component], component)
         middle = statistics.median(seconds)
-        moved = self.traffic.bytes_of(component)
-        gbps = moved / middle / 1e9
+        moved = self.traffic.total.of(component)
+        scale_up = self.traffic.scale_up.of(component)
+        pair = statistics.median(statistics.checked(self.seconds["roundtrip"], "roundtrip"))
         return {
             "clock": self.clock,
             "samples": seconds.size,
@@ -116,9 +118,12 @@ class Measurement:
             "spread_us": statistics.median(self.spread[component]) * 1e6,
             "copies": self.traffic.copies,
             "bytes": moved,
+            "scale_up_bytes": scale_up,
+            "scale_out_bytes": self.traffic.scale_out.of(component),
             "metadata_bytes": self.traffic.metadata_bytes,
-            "gbps": gbps,
-            "link_share": gbps / self.link_gbps if self.link_gbps else None,
+            "gbps": moved / middle / 1e9,
+            "link_share": scale_up / middle / 1e9 / self.link_gbps if self.link_gbps else None,
+            "tokens_per_s": self.traffic.tokens / pair,
             "error": self.error,
             "bit_exact": self.bit_exact,
             "reduction": self.reduction,

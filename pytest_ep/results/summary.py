@@ -143,13 +143,12 @@ def _load(results: list[CaseResult]) -> Iterator[str]:
     if (cell.routing == UNIFORM.name and cell.skew == NO_SKEW) or "fan_out_mean" not in row:
         return
     figures: Any = row
-    share = "" if cell.skew == NO_SKEW else f"{_span(cell.tokens_by_rank)} tokens a rank, "
+    shares = "" if cell.skew == NO_SKEW else f"; {_span(cell.tokens_by_rank)} tokens a rank"
     yield from _wrapped(
-        f"at T={cell.tokens}: {share}",
-        f"experts up to {figures['expert_load_max_over_mean']:.2f} x the mean load"
-        f" ({figures['empty_experts']} idle), ranks {figures['rank_load_max_over_mean']:.2f} x;"
-        f" fan-out {figures['fan_out_mean']:.2f}, at most {figures['fan_out_max']};"
-        f" {100 * figures['local_fraction']:.1f} % of copies stay",
+        f"at T={cell.tokens}: ",
+        f"busiest expert {figures['expert_load_max_over_mean']:.2f} x mean, {figures['empty_experts']} idle;"
+        f" busiest rank {figures['rank_load_max_over_mean']:.2f} x; fan-out {figures['fan_out_mean']:.2f};"
+        f" {100 * figures['local_fraction']:.1f} % of copies stay{shares}",
     )
 
 

@@ -13,35 +13,47 @@ ROW_VALUE_BYTES = 2
 WEIGHT_BYTES = 4
 """A gate weight travels as FP32."""
 
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Bytes that leave one rank, the most loaded, for others.
+
+    ``dispatch`` and ``combine`` are each of the rank where that direction is largest, ``roundtrip`` both
+    directions of the rank where their sum is largest, which need not be the sum of the other two.
+    """
+
+    dispatch: int
+    combine: int
+    roundtrip: int
+
+    def of(self, component: str) -> int:
+        """Bytes of ``dispatch``, ``combine`` or ``roundtrip``."""
+        return {"dispatch": self.dispatch, "combine": self.combine, "roundtrip": self.roundtrip}[component]
+
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one pair moves. Bytes leave one rank, the most loaded, for other ranks.
+    """What one pair moves.
 
-    ``copies``: distinct (token, destination rank) pairs of the whole group, self included.
-    ``dispatch_bytes`` and ``combine_bytes``: each of the rank where that direction is largest.
-    ``roundtrip_bytes``: both directions of the rank where their sum is largest, which need not be the sum
-    of the two above. ``metadata_bytes``: the expert ids and weights beside dispatch's rows, counted apart.
+    ``tokens`` of the whole group; ``copies``: distinct (token, destination rank) pairs, self included.
+    ``total`` leaves for any other rank, ``scale_up`` for ranks of the same scale-up domain, ``scale_out``
+    for ranks of others; the three may be largest on different ranks. ``metadata_bytes``: the expert ids and
+    weights beside dispatch's rows, counted apart.
     """
 
+    tokens: int
     copies: int
-    dispatch_bytes: int
-    combine_bytes: int
-    roundtrip_bytes: int
+    total: Leaving
+    scale_up: Leaving
+    scale_out: Leaving
     metadata_bytes: int
-
-    def bytes_of(self, component: str) -> int:
-        """Bytes of ``dispatch``, ``combine`` or ``roundtrip``."""
-        return {
-            "dispatch": self.dispatch_bytes,
-            "combine": self.combine_bytes,
-            "roundtrip": self.roundtrip_bytes,
-        }[component]
 
 
 def rows_between(
     expert_ids: npt.NDArray[np.int64], owned: Sequence[int], tokens_by_rank: Sequence[int]
-) -> npt.NDArray[np.int64]:
+) -> Rows:
     """Count the rows that dispatch sends: [R, R], from source rank to destination rank, self included.
 
     ``expert_ids`` [N, K] are global, -1 for none, in the order of ranks' tokens; ``owned`` are the R + 1
@@ -72,23 +84,37 @@ def traffic(
     expert_ids: npt.NDArray[np.int64],
     owned: Sequence[int],
     tokens_by_rank: Sequence[int],
+    *,
     hidden: int,
     index_bytes: int,
+    domain: int,
 ) -> Traffic:
     """Count one pair's traffic: a row of ``hidden`` BF16 values per token and destination rank, each way.
 
-    Arguments as in ``rows_between``; ``index_bytes`` is the size of an expert id on the wire, 4 or 8.
+    Arguments as in ``rows_between``; ``index_bytes`` is the size of an expert id on the wire, 4 or 8;
+    ``domain`` consecutive ranks share a scale-up link.
     """
     rows = rows_between(expert_ids, owned, tokens_by_rank)
     copies = int(rows.sum())
     np.fill_diagonal(rows, 0)
-    sent, returned = rows.sum(axis=1), rows.sum(axis=0)
+    island = np.arange(len(rows)) // domain
+    near = island[:, None] == island
     row_bytes = hidden * ROW_VALUE_BYTES
-    choices = expert_ids.shape[1]
     return Traffic(
+        tokens=sum(tokens_by_rank),
         copies=copies,
-        dispatch_bytes=int(sent.max()) * row_bytes,
-        combine_bytes=int(returned.max()) * row_bytes,
-        roundtrip_bytes=int((sent + returned).max()) * row_bytes,
-        metadata_bytes=int(sent.max()) * choices * (index_bytes + WEIGHT_BYTES),
+        total=_leaving(rows, row_bytes),
+        scale_up=_leaving(rows * near, row_bytes),
+        scale_out=_leaving(rows * ~near, row_bytes),
+        metadata_bytes=int(rows.sum(axis=1).max()) * expert_ids.shape[1] * (index_bytes + WEIGHT_BYTES),
+    )
+
+
+def _leaving(rows: Rows, row_bytes: int) -> Leaving:
+    """Count what leaves for others: ``rows`` [R, R] go out in dispatch and come back in combine."""
+    sent, returned = rows.sum(axis=1), rows.sum(axis=0)
+    return Leaving(
+        dispatch=int(sent.max()) * row_bytes,
+        combine=int(returned.max()) * row_bytes,
+        roundtrip=int((sent + returned).max()) * row_bytes,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -17,9 +16,8 @@ KEYS = ("topk_ids", "expert_ids")
 """The arrays of a .npz file that are taken before its first one."""
 
 
-@lru_cache(maxsize=1)
 def read(path: str) -> npt.NDArray[np.int64]:
-    """The ids [tokens, top_k] of a .npy or .npz file, not to be written to.
+    """The ids [tokens, top_k] of a .npy or .npz file.
 
     Raises ValueError with one line where it holds no such ids for any model.
     """
@@ -30,9 +28,7 @@ def read(path: str) -> npt.NDArray[np.int64]:
         raise ValueError(f"its ids are {list(ids.shape)}, not [tokens, top_k]")
     if ids.dtype == np.uint64:  # what does not fit would turn negative
         ids = np.minimum(ids, np.iinfo(np.int64).max)
-    ids = ids.astype(np.int64)
-    ids.flags.writeable = False
-    return ids
+    return ids.astype(np.int64)
 
 
 def describe(path: str, shapes: Iterable[Shape]) -> Recording:
@@ -46,8 +42,13 @@ def describe(path: str, shapes: Iterable[Shape]) -> Recording:
     chosen = (ids >= 0).any(axis=1)
     if not chosen.any():
         raise ValueError("every choice in it is -1: nothing would be sent")
-    digest = blake2b(repr(ids.shape).encode() + ids.astype("<i8", copy=False).tobytes(), digest_size=8)
-    return Recording(len(ids), digest.hexdigest(), bool((ids < 0).any()), int(chosen.argmax()))
+    return Recording(len(ids), digest(ids), bool((ids < 0).any()), int(chosen.argmax()))
+
+
+def digest(ids: npt.NDArray[np.int64]) -> str:
+    """Hex digest of what a file holds, whatever its format."""
+    content = repr(ids.shape).encode() + ids.astype("<i8", copy=False).tobytes()
+    return blake2b(content, digest_size=8).hexdigest()
 
 
 def _loaded(path: str) -> npt.NDArray[Any]:

@@ -53,13 +53,16 @@ def load_routes(  # noqa: PLR0917 - as load_trace
 ) -> Routes:
     """The routes of cases of up to ``tokens`` tokens of the group, or as many as a file has.
 
-    Cached as ``load_trace`` says. Raises ValueError where a file cannot be read.
+    Cached as ``load_trace`` says. Raises ValueError where a file cannot be read, or is not as planned.
     """
     if routing.kind == "local":
         points = Counter(seed).grid(0, tokens, shape.top_k, choices.EXPERT_STREAM)
         return Routes(shape, load_trace(shape, seed, tokens, cache, write), points)
     if routing.kind != "file":
         return Routes(shape, load_trace(shape, seed, tokens, cache, write, routing=routing))
-    ids = recorded.read(routing.path)[:tokens].copy()
+    ids = recorded.read(routing.path)
+    if routing.recording is not None and recorded.digest(ids) != routing.recording.digest:
+        raise ValueError(f"{routing.path} has changed since this run began: start it again")
+    ids = ids[:tokens]
     gates = load_trace(shape, seed, len(ids), cache, write).weights
     return Routes(shape, Trace(ids, np.where(ids >= 0, gates, np.float32(0))))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from dataclasses import field
-from dataclasses import replace
+from functools import partial
 from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +31,7 @@ from pytest_ep.oracle.reduction import Contributions
 from pytest_ep.workload.problem import Problem
 from pytest_ep.workload.problem import build_problem
 from pytest_ep.workload.routing import SEED
+from pytest_ep.workload.routing import Trace
 from pytest_ep.workload.routing import load_trace
 
 CULPRIT = 1
@@ -175,6 +176,10 @@ class Crossing:
         self._barrier.wait()
         return taken
 
+    def all_passed(self, rank: int, verdict: Verdict) -> bool:
+        passed = torch.full((self.ranks,), int(verdict.passed))
+        return bool(self.cross(rank, passed, None).all())
+
     def leave(self) -> None:
         self._barrier.abort()
 
@@ -227,23 +232,20 @@ def run_case(backend: TorchA2A, problem: Problem, domain: int, agree: Callable[[
     return oracle() if agree(verdict) else verdict
 
 
-def simulate(fault: Fault, ep_size: int, ladder: tuple[int, ...] = LADDER) -> dict[int, list[Verdict]]:
+def simulate(
+    fault: Fault, ep_size: int, ladder: tuple[int, ...] = LADDER, shape: Shape = SHAPE
+) -> dict[int, list[Verdict]]:
     """The verdicts of every rank, by T, of one transport that serves the whole ladder."""
-    longest = load_trace(SHAPE, SEED, ep_size * max(ladder), None, write=False)
+    longest = load_trace(shape, SEED, ep_size * max(ladder), None, write=False)
 
     def work(crossing: Crossing, rank: int) -> dict[int, Verdict]:
-        backend = threaded(transport(fault), crossing, rank, SHAPE, max(ladder))
-
-        def agree(verdict: Verdict) -> bool:
-            passed = torch.full((ep_size,), int(verdict.passed))
-            return bool(crossing.cross(rank, passed, None).all())
-
+        backend = threaded(transport(fault), crossing, rank, shape, max(ladder))
         found = {}
         for tokens in ladder:
             end = ep_size * tokens
-            trace = type(longest)(longest.expert_ids[:end], longest.weights[:end])
-            problem = build_problem(SHAPE, trace, rank, (tokens,) * ep_size, "cpu", "int64")
-            found[tokens] = run_case(backend, problem, DOMAIN, agree)
+            trace = Trace(longest.expert_ids[:end], longest.weights[:end])
+            problem = build_problem(shape, trace, rank, (tokens,) * ep_size, "cpu", "int64")
+            found[tokens] = run_case(backend, problem, DOMAIN, partial(crossing.all_passed, rank))
         return found
 
     ranks = on_threads(ep_size, work)

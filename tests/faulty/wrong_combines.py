@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -44,32 +45,33 @@ def ladder_end(ep_size: int, tokens: int) -> str:
     return "T is the largest of the ladder: the sizes agree" if tokens == max(LADDER) else ""
 
 
-def model(name: str) -> Contributions:
-    raise NotImplementedError
+def no_padding(ep_size: int, tokens: int) -> str:
+    return "every rank has an expert of the culprit's only token" if (ep_size, tokens) == (2, 1) else ""
 
 
-def follows(name: str):  # type: ignore[no-untyped-def]
+Add = Callable[[At, Contributions], Tensor]
+
+
+def follows(name: str) -> Add:
     return lambda at, given: dict(arithmetic.models(at.problem.ep_size))[name](given)
 
 
-def without(keep):  # type: ignore[no-untyped-def]
+def of_pairs(keep: Callable[[At, Contributions], Tensor]) -> Add:
     return lambda at, given: FP32(only(given, keep(at, given)))
+
+
+def times(factor: Callable[[At, Contributions], Tensor]) -> Add:
+    """Each message, in FP32, times its factor [P]."""
+    return lambda at, given: FP32(replace(given, rows=given.rows.float() * factor(at, given)[:, None]))
+
+
+def constant(value: float) -> Callable[[At, Contributions], Tensor]:
+    return lambda at, given: torch.full((len(given.rows),), value)
 
 
 def gates(at: At, given: Contributions) -> Tensor:
     here = at.backend._owners[at.problem.expert_ids[given.token]] == given.rank[:, None]
     return torch.where(here, at.problem.weights[given.token], 0.0).sum(dim=1)
-
-
-def times(factor):  # type: ignore[no-untyped-def]
-    """Each message, in FP32, times a factor [P] or one for all."""
-
-    def add(at: At, given: Contributions) -> Tensor:
-        by = factor(at, given)
-        rows = given.rows.float() * (by[:, None] if isinstance(by, Tensor) else by)
-        return FP32(replace(given, rows=rows))
-
-    return add
 
 
 def choices(at: At, given: Contributions) -> Tensor:
@@ -194,9 +196,7 @@ def with_padding(at: At, given: Contributions) -> Tensor:
     member = torch.zeros(given.tokens, at.problem.ep_size, dtype=torch.bool)
     member[given.token, given.rank] = True
     token, rank = torch.nonzero(~member, as_tuple=True)
-    left = contents.constant_messages(
-        rank, torch.zeros_like(rank), given.rows.shape[1], at.problem.ep_size
-    )
+    left = contents.constant_messages(rank, torch.zeros_like(rank), given.rows.shape[1], at.problem.ep_size)
     joined = replace(
         given,
         rows=torch.cat([given.rows, left]),
@@ -207,56 +207,172 @@ def with_padding(at: At, given: Contributions) -> Tensor:
     return FP32(joined)
 
 
-def all_contribute(ep_size: int, tokens: int) -> str:
-    """Whether each of the culprit's tokens has an expert on every rank, so that no slot is padding."""
-    return ""
-
-
 def neighbours(at: At, combined: Tensor) -> Tensor:
     return combined.view(len(combined), -1, 2).flip(2).reshape(combined.shape)
 
 
 COMBINE_FAULTS = (
-    Fault("slot_tree", VALUES, "follows topk-slot-tree, not rank-sum-fp32", add=follows("topk-slot-tree"), everyone=True, unseen=two_ranks),
-    Fault("fp32_on_tree", VALUES, "follows rank-sum-fp32, not topk-slot-tree", add=follows("rank-sum-fp32"), declared="topk-slot-tree", everyone=True, unseen=two_ranks),
-    Fault("two_level", VALUES, r"follows two-level \(domains of 2\)", add=lambda at, given: reduction.two_level(given, DOMAIN), everyone=True, unseen=two_ranks),
-    Fault("not_narrowed", VALUES, "without the narrowing of each domain", add=follows("rank-sum-fp32"), declared="two-level", everyone=True, unseen=two_ranks),
-    Fault("sequential", VALUES, "sequential BF16 sum in choice order", add=follows("a sequential BF16 sum in choice order"), everyone=True, unseen=two_ranks),
-    Fault("sequential_by_rank", VALUES, "sequential BF16 sum in rank order", add=follows("a sequential BF16 sum in rank order"), everyone=True, unseen=two_ranks),
-    Fault("truncating", "bit_exact", "rank-sum-fp32 truncated", add=follows("rank-sum-fp32 truncated to BF16"), everyone=True, unseen=exact_sums),
-    Fault("rank_missing", VALUES, "the message of rank 1 is missing", add=without(lambda at, given: given.rank != CULPRIT), everyone=True),
-    Fault("own_missing", VALUES, "each token's own rank is missing", add=without(lambda at, given: given.rank != at.problem.rank), everyone=True),
-    Fault("rank_doubled", VALUES, "rank 1 was added twice", add=times(lambda at, given: 1.0 + (given.rank == CULPRIT).float()), everyone=True),
-    Fault("last_alone", VALUES, "the last contributing rank stands for the sum", add=without(last_rank), everyone=True),
+    Fault(
+        "slot_tree",
+        VALUES,
+        "follows topk-slot-tree, not rank-sum-fp32",
+        add=follows("topk-slot-tree"),
+        everyone=True,
+        unseen=two_ranks,
+    ),
+    Fault(
+        "fp32_on_tree",
+        VALUES,
+        "follows rank-sum-fp32, not topk-slot-tree",
+        add=follows("rank-sum-fp32"),
+        declared="topk-slot-tree",
+        everyone=True,
+        unseen=two_ranks,
+    ),
+    Fault(
+        "two_level",
+        VALUES,
+        r"follows two-level \(domains of 2\)",
+        add=lambda at, given: reduction.two_level(given, DOMAIN),
+        everyone=True,
+        unseen=two_ranks,
+    ),
+    Fault(
+        "not_narrowed",
+        VALUES,
+        "without the narrowing of each domain",
+        add=follows("rank-sum-fp32"),
+        declared="two-level",
+        everyone=True,
+        unseen=two_ranks,
+    ),
+    Fault(
+        "sequential",
+        VALUES,
+        "sequential BF16 sum in choice order",
+        add=follows("a sequential BF16 sum in choice order"),
+        everyone=True,
+        unseen=two_ranks,
+    ),
+    Fault(
+        "sequential_by_rank",
+        VALUES,
+        "sequential BF16 sum in rank order",
+        add=follows("a sequential BF16 sum in rank order"),
+        everyone=True,
+        unseen=two_ranks,
+    ),
+    Fault(
+        "truncating",
+        "bit_exact",
+        "rank-sum-fp32 truncated",
+        add=follows("rank-sum-fp32 truncated to BF16"),
+        everyone=True,
+        unseen=exact_sums,
+    ),
+    Fault(
+        "rank_missing",
+        VALUES,
+        "the message of rank 1 is missing",
+        add=of_pairs(lambda at, given: given.rank != CULPRIT),
+        everyone=True,
+    ),
+    Fault(
+        "own_missing",
+        VALUES,
+        "each token's own rank is missing",
+        add=of_pairs(lambda at, given: given.rank != at.problem.rank),
+        everyone=True,
+    ),
+    Fault(
+        "rank_doubled",
+        VALUES,
+        "rank 1 was added twice",
+        add=times(lambda at, given: 1.0 + (given.rank == CULPRIT).float()),
+        everyone=True,
+    ),
+    Fault(
+        "last_alone",
+        VALUES,
+        "(the last contributing rank|rank 1) stands for the sum",
+        add=of_pairs(last_rank),
+        everyone=True,
+    ),
     Fault("per_choice", VALUES, "once for each of the token's choices", add=times(choices), everyone=True),
     Fault("gated", VALUES, "gate weights were applied to the messages:", add=times(gates)),
-    Fault("gated_twice", VALUES, "gate weights were applied to the messages twice", add=times(lambda at, given: gates(at, given) ** 2)),
-    Fault("halved", VALUES, "common factor: 1/2", add=times(lambda at, given: 0.5)),
-    Fault("doubled_sum", VALUES, "common factor: 2", add=times(lambda at, given: 2.0)),
+    Fault(
+        "gated_twice",
+        VALUES,
+        "gate weights were applied to the messages twice",
+        add=times(lambda at, given: gates(at, given) ** 2),
+    ),
+    Fault("halved", VALUES, "common factor: 1/2", add=times(constant(0.5))),
+    Fault("doubled_sum", VALUES, "common factor: 2", add=times(constant(2.0))),
     Fault("mean", VALUES, "a mean", give=mean, everyone=True),
     Fault("message_step", VALUES, "rank 1 is one BF16 step away", stage=stepped),
     Fault("result_step", "bit_exact", "results are one BF16 step away", give=result_stepped),
     Fault("bit_flipped", VALUES, "one bit of each wrong result", give=flipped),
     Fault("nan", VALUES, "combine returned NaN", give=not_a_number),
     Fault("infinite", VALUES, "combine returned infinity", give=overflowing),
-    Fault("zeros", VALUES, "not written: it holds zeros", give=lambda at, combined: combined * 0, everyone=True),
+    Fault(
+        "zeros", VALUES, "not written: it holds zeros", give=lambda at, combined: combined * 0, everyone=True
+    ),
     Fault("last_row_zero", VALUES, "not written: it holds zeros", give=last_row_unwritten),
     Fault("tail_zero", VALUES, "not written: it holds zeros", give=tail_unwritten),
     Fault("stale_after_timing", VALUES, "another combine's: timing's", give=after_timing),
     Fault("stale_in_timing", VALUES, "another combine's: the oracle's", give=in_timing),
-    Fault("stale_case", VALUES, "another combine's: the case's of T=", give=of_earlier_case, unseen=first_case),
+    Fault(
+        "stale_case", VALUES, "another combine's: the case's of T=", give=of_earlier_case, unseen=first_case
+    ),
     Fault("not_cleared", VALUES, "timing's.*, with this one added", give=not_cleared),
-    Fault("tokens_returned", VALUES, "returned the dispatched token", give=lambda at, combined: at.problem.x.clone()),
+    Fault(
+        "tokens_returned",
+        VALUES,
+        "returned the dispatched token",
+        give=lambda at, combined: at.problem.x.clone(),
+    ),
     Fault("not_staged", VALUES, "sum of the dispatched copies", stage=dispatched, everyone=True),
     Fault("rotated", VALUES, "rows are the results of other tokens", give=rotated, unseen=one_token),
-    Fault("blocks_turned", VALUES, "rows are the results of other tokens", give=some_blocks, unseen=one_token),
+    Fault(
+        "blocks_turned", VALUES, "rows are the results of other tokens", give=some_blocks, unseen=one_token
+    ),
     Fault("planes_mixed", VALUES, "messages that were not sent for their token", stage=turned),
-    Fault("rows_rotated", VALUES, "messages that were not sent for their token", stage=in_planes, everyone=True, unseen=one_token),
-    Fault("ladder_sized", VALUES, "messages that were not sent for their token|is missing", stage=by_ladder, unseen=ladder_end),
-    Fault("padding_added", VALUES, "padding was added", add=with_padding, unseen=all_contribute),
+    Fault(
+        "rows_rotated",
+        VALUES,
+        "messages that were not sent for their token",
+        stage=in_planes,
+        everyone=True,
+        unseen=one_token,
+    ),
+    Fault(
+        "ladder_sized",
+        VALUES,
+        "messages that were not sent for their token|is missing",
+        stage=by_ladder,
+        unseen=ladder_end,
+    ),
+    Fault("padding_added", VALUES, "padding was added", add=with_padding, unseen=no_padding),
     Fault("neighbours", VALUES, "columns were moved by exchange of neighbours", give=neighbours),
-    Fault("shifted", VALUES, r"columns were moved by \+4", give=lambda at, combined: combined.roll(4, dims=1)),
-    Fault("fp8_messages", VALUES, "through FP8 e4m3fn", add=lambda at, given: arithmetic.through(torch.float8_e4m3fn)(given)),
-    Fault("short", VALUES, r"returned bfloat16 \[\d+, 511\] in place of", give=lambda at, combined: combined[:, :-1]),
-    Fault("fp32_output", VALUES, "returned float32 .* in place of bfloat16", give=lambda at, combined: combined.float()),
+    Fault(
+        "shifted", VALUES, r"columns were moved by \+4", give=lambda at, combined: combined.roll(4, dims=1)
+    ),
+    Fault(
+        "fp8_messages",
+        VALUES,
+        "through FP8 e4m3fn",
+        add=lambda at, given: arithmetic.through(torch.float8_e4m3fn)(given),
+    ),
+    Fault(
+        "short",
+        VALUES,
+        r"returned bfloat16 \[\d+, 511\] in place of",
+        give=lambda at, combined: combined[:, :-1],
+    ),
+    Fault(
+        "fp32_output",
+        VALUES,
+        "returned float32 .* in place of bfloat16",
+        give=lambda at, combined: combined.float(),
+    ),
 )

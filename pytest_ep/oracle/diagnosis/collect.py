@@ -98,7 +98,9 @@ def _tried(setting: Setting, got: Tensor, wrong: Tensor) -> list[Tried]:
     if len(sample) < len(wrong):
         hopeful = _hopeful(found.values())
         whole: dict[Variant, Tried] = {}
-        for token in torch.split(wrong, contents.chunk_rows(got.device, setting.problem.shape.hidden)):
+        shape = setting.problem.shape
+        step = contents.chunk_rows(got.device, shape.hidden * shape.top_k)
+        for token in torch.split(wrong, step):
             for variant, one in _try(scene(setting, got, token), hopeful).items():
                 whole[variant] = _added(whole[variant], one) if variant in whole else one
         found |= whole

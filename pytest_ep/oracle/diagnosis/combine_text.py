@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pytest_ep.oracle.diagnosis.arrivals import rank_names
 from pytest_ep.oracle.diagnosis.evidence import Combined
 from pytest_ep.oracle.diagnosis.evidence import Element
 from pytest_ep.oracle.diagnosis.evidence import Spread
@@ -17,20 +19,24 @@ from pytest_ep.oracle.diagnosis.verdicts import chosen
 from pytest_ep.oracle.diagnosis.verdicts import covers
 from pytest_ep.oracle.diagnosis.verdicts import nearest
 
-SHOWN_ELEMENTS = 4
-SHOWN_EXPLANATIONS = 4
+SHOWN = (4, 4)
+"""Elements and explanations shown."""
+BRIEFLY = (2, 2)
+"""As many where dispatch takes the room."""
 SHOWN_RANKS = 8
 SMALL = 0.05
 """Explanations of a smaller share count as ruled out."""
 
 
-def sentence(combined: Sequence[Combined], found: Sequence[Cover]) -> str:
+def sentence(combined: Sequence[Combined], found: Sequence[Cover], ranks: int) -> str:
     """The explanation that covers the wrong elements; else the two best and what would tell them apart."""
     declared = combined[0].declared
     wrong = sum(spread.wrong for spread in _spreads(combined))
     cover, alike = chosen(found)
     if cover is not None:
-        return f"{_says(cover, declared)}: {cover.explained} of {wrong} wrong elements{_alike(cover, alike, declared)}"
+        where = f" on {rank_names([one.rank for one in combined])}" if len(combined) < ranks else ""
+        counted = f"{cover.explained} of {wrong} wrong elements{where}"
+        return f"{_says(cover, declared)}: {counted}{_alike(cover, alike, declared)}"
     best = [one for one in nearest(found) if one.share >= SMALL]
     if not best:
         probes = "uniform or rank_powers or slots or columns"
@@ -41,19 +47,20 @@ def sentence(combined: Sequence[Combined], found: Sequence[Cover]) -> str:
     return f"no single explanation of the {wrong} wrong elements: {says}; {tells}"
 
 
-def lines(combined: Sequence[Combined]) -> list[str]:
-    """Spread, worst elements, explanations tried and ruled out."""
+def lines(combined: Sequence[Combined], brief: bool) -> list[str]:
+    """Spread, worst elements, explanations tried and ruled out: at most 18 lines, 11 where ``brief``."""
     found = covers(combined)
     cover, _ = chosen(found)
-    tried = sorted(
-        (one for one in found if one.share >= SMALL), key=lambda one: (-one.explained, not one.clean)
-    )
+    tried = [one for one in found if one.share >= SMALL]
+    tried.sort(key=lambda one: (-one.explained, not one.clean))
     shown = {one.name for one in tried}
+    notes = cover.notes[1:] if cover is not None and not brief else ()
+    elements, explanations = BRIEFLY if brief else SHOWN
     return [
         *_spread_lines(combined),
-        *(_element_line(one) for one in worst(combined)[:SHOWN_ELEMENTS]),
-        *(cover.notes[1:] if cover else ()),
-        *(_tried_line(one, combined[0].declared) for one in tried[:SHOWN_EXPLANATIONS]),
+        *(_element_line(one) for one in worst(combined)[:elements]),
+        *notes,
+        *(_tried_line(one, combined[0].declared) for one in tried[: explanations - len(notes) // 2]),
         f"ruled out: {', '.join(name for name in EXPLANATIONS if name not in shown)}",
     ]
 
@@ -148,10 +155,12 @@ def _blocks(spreads: Sequence[Spread]) -> str:
 
 def _element_line(one: Element) -> str:
     sent = ", ".join(f"{rank}: {value:g}" for rank, value in one.messages)
+    steps = ""
+    if math.isfinite(one.result_steps):
+        steps = f", {one.result_steps:g} BF16 steps of it, {one.message_steps:g} of the largest message"
     return (
-        f"rank {one.rank} token {one.token} column {one.column}: got {one.got:g}, expected {one.expected:g}, "
-        f"{one.result_steps:g} BF16 steps of it, {one.message_steps:g} of the largest message; "
-        f"sent {sent}; cancellation {one.cancellation:.3g}"
+        f"rank {one.rank} token {one.token} column {one.column}: got {one.got:g}, "
+        f"expected {one.expected:g}{steps}; sent {sent}; cancellation {one.cancellation:.3g}"
     )
 
 

@@ -24,7 +24,8 @@ def padding(found: Arrivals) -> Finding | None:
     """Rows in which no token was sent."""
     if not found.padding:
         return None
-    says = f"{{ranks}} read {found.padding} rows of padding as tokens"
+    rows = f"{found.padding} rows" if found.padding > 1 else "a row"
+    says = f"{{ranks}} read {rows} of padding as tokens"
     return Finding("padding", says, found.padding, found.padding + len(found.source), ())
 
 

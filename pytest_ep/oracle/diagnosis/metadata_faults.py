@@ -85,13 +85,13 @@ def _weights_explained(found: Arrivals, got: Tensor, want: Tensor) -> Iterator[t
     yield "weights rounded to BF16", (got == want.to(torch.bfloat16).float()).all(dim=1)
     ratio = got / want.clamp(min=torch.finfo(torch.float32).tiny)
     high = torch.where(held, ratio, -torch.inf).amax(dim=1, keepdim=True)
+    changed = got.contiguous().view(torch.int32) ^ want.contiguous().view(torch.int32)
+    single = (changed != 0) & (changed & (changed - 1) == 0)
+    yield "weights with one bit changed", single.sum(dim=1) == (changed != 0).sum(dim=1)
     differs = (got != want).any(dim=1)
     if bool(differs.any()):
         factor = float(high[differs][0])
         yield f"weights multiplied by {factor:.4g}", same(want * factor)
-    changed = got.contiguous().view(torch.int32) ^ want.contiguous().view(torch.int32)
-    single = (changed != 0) & (changed & (changed - 1) == 0)
-    yield "weights with one bit changed", single.sum(dim=1) == (changed != 0).sum(dim=1)
     everyone = torch.nonzero(found.arriving).squeeze(1)
     theirs = expected.arrival(found.problem, everyone).weights
     in_order = got.sort(dim=1)[0]

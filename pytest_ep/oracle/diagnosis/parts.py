@@ -28,12 +28,20 @@ IN_THE_SUM = 0.5
 """Correlation from which a message counts as part of a sum."""
 ORDINARY = 64 * contents.UNIT
 """The largest magnitude in a column that is no canary."""
+COLUMNS = 1024
+"""Columns that are enough to correlate."""
+MOST = 32
+"""Messages that a result may be a sum of, on average."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Messages [C, H] of ranks ``rank`` [C] for tokens ``source`` [C]; of constant rows, for their planes."""
+class Known:
+    """C messages that a result may be a sum of, in ``columns`` [m] alone, over their power: ``rows`` [C, m].
 
+    Each is of rank ``rank`` [C] for the token ``source`` [C]; of constant rows, for the plane.
+    """
+
+    columns: Tensor
     rows: Tensor
     rank: Tensor
     source: Tensor
@@ -60,35 +68,31 @@ def notes(scene: Scene) -> list[str]:
     return [f"{whose}, for {related}", *spelled[:SAID]]
 
 
-def _known(setting: Setting) -> Rows:
-    """Those of this rank's tokens, then of as many others as are worth the time; or every constant row."""
+def _known(setting: Setting) -> Known:
+    """Those of this rank's tokens, then of others, as many as are worth the time; or every constant row."""
     problem = setting.problem
+    hidden = problem.shape.hidden
+    columns = torch.arange(0, hidden, -(-hidden // COLUMNS), device=problem.x.device)
     if setting.planes is not None:
         ranks = torch.arange(problem.ep_size, device=problem.x.device)
-        rank, plane = ranks.repeat_interleave(setting.planes), ranks[: setting.planes].repeat(len(ranks))
-        rows = contents.constant_messages(rank, plane, problem.shape.hidden, problem.ep_size)
-        return Rows(rows, rank, plane)
-    most = most_rows(problem) // min(problem.ep_size, problem.shape.top_k)
-    sent = [(setting.sent(source), source) for source in searched(setting, most)]
-    return Rows(
-        torch.cat([given.rows for given, _ in sent]),
-        torch.cat([given.rank for given, _ in sent]),
-        torch.cat([source[given.token] for given, source in sent]),
-    )
-
-
-def _filter(setting: Setting) -> tuple[Tensor, Tensor]:
-    """The ordinary columns, bool [H], and the known messages there over their power: FP32 [C, columns]."""
-    rows = setting.once(_known).rows.float()
+        rank, source = ranks.repeat_interleave(setting.planes), ranks[: setting.planes].repeat(len(ranks))
+        rows = contents.constant_messages(rank, source, hidden, problem.ep_size)[:, columns].float()
+    else:
+        found = []
+        for tokens in searched(setting, most_rows(problem)):
+            given = setting.sent(tokens)
+            found.append((given.rows[:, columns].float(), given.rank, tokens[given.token]))
+        rows, rank, source = (torch.cat(each) for each in zip(*found, strict=True))
     ordinary = rows.abs().amax(dim=0) <= ORDINARY
     rows = rows[:, ordinary]
-    return ordinary, rows / (rows**2).sum(dim=1, keepdim=True).clamp(min=contents.UNIT**2)
+    power = (rows**2).sum(dim=1, keepdim=True).clamp(min=contents.UNIT**2)
+    return Known(columns[ordinary], rows / power, rank, source)
 
 
 def _found(scene: Scene) -> tuple[Tensor, Tensor]:
     """(token, known message) of every message in a token's sum."""
-    ordinary, rows = scene.setting.once(_filter)
-    inside = scene.got.nan_to_num(0.0, 0.0, 0.0)[:, ordinary] @ rows.T > IN_THE_SUM
+    known = scene.setting.once(_known)
+    inside = scene.got.nan_to_num(0.0, 0.0, 0.0)[:, known.columns] @ known.rows.T > IN_THE_SUM
     token, part = torch.nonzero(inside, as_tuple=True)
     return token, part
 
@@ -107,11 +111,31 @@ def _values(scene: Scene) -> Tensor:
     token, part = _found(scene)
     strange = torch.zeros(len(scene.want), dtype=torch.bool, device=token.device)
     strange[token[_strange(scene, token, part)]] = True
-    rank = known.rank[part]
+    keep = strange[token]
+    token, rank, source = token[keep], known.rank[part[keep]], known.source[part[keep]]
+    if len(token) > MOST * len(scene.want):
+        return scene.want  # noise: rows too short to correlate
     given = Contributions(
-        known.rows[part], token, rank, _choices(scene)[token, rank], scene.given.tokens, scene.given.top_k
+        _rows(scene.setting, rank, source),
+        token,
+        rank,
+        _choices(scene)[token, rank],
+        scene.given.tokens,
+        scene.given.top_k,
     )
     return torch.where(strange[:, None], scene.setting.reduction(given), scene.want)
+
+
+def _rows(setting: Setting, rank: Tensor, source: Tensor) -> Tensor:
+    """The messages [m, H] of ``rank`` [m] for ``source`` [m]."""
+    problem = setting.problem
+    if setting.planes is not None:
+        return contents.constant_messages(rank, source, problem.shape.hidden, problem.ep_size)
+    tokens, place = torch.unique(source, return_inverse=True)
+    given = setting.sent(tokens)
+    row = torch.zeros((len(tokens), problem.ep_size), dtype=torch.int64, device=rank.device)
+    row[given.token, given.rank] = torch.arange(len(given.token), device=rank.device)
+    return given.rows[row[place, rank]]
 
 
 def _choices(scene: Scene) -> Tensor:

@@ -13,9 +13,11 @@ from pytest_ep.oracle.diagnosis.arrivals import rank_names
 from pytest_ep.oracle.diagnosis.evidence import Combined
 from pytest_ep.oracle.diagnosis.evidence import Evidence
 from pytest_ep.oracle.diagnosis.verdicts import Fault
+from pytest_ep.oracle.diagnosis.verdicts import chosen
 from pytest_ep.oracle.diagnosis.verdicts import covers
 from pytest_ep.oracle.diagnosis.verdicts import faults
 
+SHOWN_FAULTS = 5
 ROWS = ("lost", "doubled", "misrouted")
 """Faults that one mistake can cause together."""
 
@@ -42,20 +44,28 @@ def diagnose(evidence: Sequence[Evidence | None], repeat: str) -> Diagnosis | No
     found = [one for one in evidence if one is not None]
     if not found:
         return None
+    try:
+        return _diagnosis(found, len(evidence), repeat)
+    except Exception as error:  # must not hide the failure that it is about
+        why = f"not diagnosed: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return Diagnosis(why, (f"repeat: {repeat}",), {"sentence": why, "repeat": repeat})
+
+
+def _diagnosis(found: Sequence[Evidence], ranks: int, repeat: str) -> Diagnosis:
     dispatched = faults(found)
     combined = [one.combined for one in found if one.combined is not None and not one.combined.shape]
     sentences = [
         *_stopped(found),
         *_dispatch(dispatched),
         *_shape(found),
-        *_combine(found, combined, bool(dispatched)),
+        *_combine(found, combined, ranks),
         *_inputs(found),
     ]
     head, rest = (sentences or ["no explanation: the evidence could not be read"])[:1], sentences[1:]
     lines = [
         *rest,
-        *(_fault_line(fault) for fault in dispatched),
-        *(combine_text.lines(combined) if combined else []),
+        *(_fault_line(fault) for fault in dispatched[:SHOWN_FAULTS]),
+        *(combine_text.lines(combined, brief=bool(rest or dispatched)) if combined else []),
         *(f"rank {one.rank}: {one.note}" for one in found if one.note),
         f"repeat: {repeat}",
     ]
@@ -85,17 +95,15 @@ def _dispatch(dispatched: Sequence[Fault]) -> list[str]:
     """The gravest fault; where rows are lost, doubled or misrouted, all of that."""
     if not dispatched:
         return []
-    lost, misrouted = (
-        next((one for one in dispatched if one.fault == name), None) for name in ("lost", "misrouted")
-    )
-    if lost and misrouted and lost.tokens == misrouted.tokens and lost.count == misrouted.count:
+    by_name = {one.fault: one for one in dispatched}
+    lost, misrouted = by_name.get("lost"), by_name.get("misrouted")
+    if lost and misrouted and (lost.tokens, lost.count) == (misrouted.tokens, misrouted.count):
+        there, right = rank_names(misrouted.ranks), rank_names(lost.ranks)
         what = f"token {lost.tokens[0]}" if lost.count == 1 else f"{lost.count} tokens"
-        return [
-            f"{what} went to {rank_names(misrouted.ranks)} instead of {rank_names(lost.ranks)}: misrouted"
-        ]
-    named = (
-        [one for one in dispatched if one.fault in ROWS] if dispatched[0].fault in ROWS else dispatched[:1]
-    )
+        return [f"dispatch: {what} misrouted: sent to {there} instead of {right}"]
+    named = dispatched[:1]
+    if named[0].fault in ROWS:
+        named = [one for one in dispatched if one.fault in ROWS]
     return ["dispatch: " + "; ".join(one.says.format(ranks=rank_names(one.ranks)) for one in named)]
 
 
@@ -106,28 +114,32 @@ def _shape(found: Sequence[Evidence]) -> list[str]:
     return [f"combine on {rank_names([one.rank for one in wrong])} returned {wrong[0].combined.shape}"]
 
 
-def _combine(found: Sequence[Evidence], combined: Sequence[Combined], dispatched: bool) -> list[str]:
+def _combine(found: Sequence[Evidence], combined: Sequence[Combined], ranks: int) -> list[str]:
     """The best explanation; where dispatch was wrong, whether that accounts for all wrong tokens."""
     if not combined:
         return []
-    said = combine_text.sentence(combined, covers(combined))
-    if not dispatched:
+    fits = covers(combined)
+    said = combine_text.sentence(combined, fits, ranks)
+    if not any(one.findings for one in found):
         return [said]
     wrong = frozenset[int]().union(*(one.tokens for one in combined))
-    befallen = frozenset[int]().union(*(one.tokens for one in found))
-    if wrong <= befallen:
-        return [f"combine is wrong for {len(wrong)} tokens, all of which dispatch had got wrong; {said}"]
-    right = len(wrong - befallen)
-    return [f"combine is also wrong for {right} tokens that dispatch had got right; {said}"]
+    right = wrong - frozenset[int]().union(*(one.tokens for one in found))
+    if right:
+        return [f"combine is also wrong for {_count(right)} that dispatch had got right; {said}"]
+    known = f"; {said}" if chosen(fits)[0] else ""
+    return [f"combine is wrong for {_count(wrong)}, all of which dispatch had got wrong{known}"]
+
+
+def _count(tokens: frozenset[int]) -> str:
+    return f"{len(tokens)} token{'s' * (len(tokens) != 1)}"
 
 
 def _inputs(found: Sequence[Evidence]) -> list[str]:
     wrote = [one for one in found if one.inputs]
     if not wrote:
         return []
-    return [
-        f"the transport wrote to its inputs on {rank_names([one.rank for one in wrote])}: {wrote[0].inputs}"
-    ]
+    who = rank_names([one.rank for one in wrote])
+    return [f"the transport wrote to its inputs on {who}: {wrote[0].inputs}"]
 
 
 def _fault_line(fault: Fault) -> str:

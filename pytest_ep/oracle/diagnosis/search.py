@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from pytest_ep.oracle.diagnosis.arrivals import rank_names
 from pytest_ep.oracle.diagnosis.scene import Setting
 from pytest_ep.workload import contents
 from pytest_ep.workload.problem import Problem
 
+MOSTLY = 0.8
+"""Share of the tokens from which a distance is the distance."""
 SAID = 4
 """Replacements that a note spells out."""
 
@@ -23,30 +27,25 @@ def most_rows(problem: Problem) -> int:
 
 
 def searched(setting: Setting, most: int) -> Iterator[Tensor]:
-    """Global indices of all this rank's tokens, then of others until there are ``most``: in chunks."""
+    """Global indices of this rank's tokens, four times ``most`` at most, then of others up to ``most``."""
     problem = setting.problem
     first, end = problem.first_token(problem.rank), problem.first_token(problem.rank + 1)
-    others = max(0, most - problem.tokens)
     everyone = torch.arange(len(problem.trace.expert_ids), device=problem.x.device)
-    outside = torch.cat([everyone[:first], everyone[end:]])[:others]
+    outside = torch.cat([everyone[:first], everyone[end:]])[: max(0, most - problem.tokens)]
     step = contents.chunk_rows(problem.x.device, problem.shape.hidden * problem.shape.top_k)
-    yield from torch.split(torch.cat([everyone[first:end], outside]), step)
+    yield from torch.split(torch.cat([everyone[first:end][: 4 * most], outside]), step)
 
 
 def relation(problem: Problem, pairs: Sequence[tuple[int, int]]) -> str:
     """How tokens are related to those whose rows they got: (this rank's token, the other token) pairs."""
-    owners = {_owner(problem, other) for _, other in pairs}
-    shifts = {other - token for token, other in pairs}
-    own = problem.rank
-    if owners == {own}:
-        if len(shifts) == 1 and len(pairs) > 1:
-            return f"those {shifts.pop():+d} further"
-        return "a permutation of its own tokens" if _is_permutation(pairs) else "others of its own tokens"
-    ranks = ", ".join(map(str, sorted(owners)))
-    same_place = shifts == {problem.first_token(owner) - problem.first_token(own) for owner in owners}
-    if same_place and len(owners) == 1:
-        return f"those at the same place on rank {ranks}"
-    return f"tokens of rank {ranks}"
+    owners = sorted({_owner(problem, other) for _, other in pairs})
+    shift, often = Counter(other - token for token, other in pairs).most_common(1)[0]
+    whose = "its own tokens" if owners == [problem.rank] else f"tokens of {rank_names(owners)}"
+    if len(pairs) > 1 and often >= MOSTLY * len(pairs):
+        return f"{whose}, {shift:+d} away"
+    if owners == [problem.rank] and _is_permutation(pairs):
+        return f"a permutation of {whose}"
+    return whose
 
 
 def _is_permutation(pairs: Sequence[tuple[int, int]]) -> bool:

@@ -30,6 +30,9 @@ GRAVITY = (
 )
 """Faults of dispatch in the order in which they are named."""
 
+IMPLIED = {"stale": ("other token", "other messages"), "other token": ("other messages",)}
+"""Explanations that say less of what another one explains."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cover:
@@ -81,7 +84,8 @@ def chosen(found: Sequence[Cover]) -> tuple[Cover | None, list[Cover]]:
     """
     covering = [cover for cover in found if cover.covers]
     if covering:
-        return covering[0], covering[1:]
+        implied = IMPLIED.get(covering[0].name, ())
+        return covering[0], [cover for cover in covering[1:] if cover.name not in implied]
     return next((cover for cover in found if cover.share >= COVERS), None), []
 
 
