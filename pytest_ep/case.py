@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
 
+from pytest_ep import drift
 from pytest_ep.backends.base import EPBackend
 from pytest_ep.command import repeating
 from pytest_ep.matrix.cells import Cell
@@ -50,9 +51,10 @@ class Case:
 
     def run(self) -> None:
         """Check, time, check again, record. Raises AgreedFailure on all ranks where any check fails."""
-        problem = self._problem()
+        problem = self._problem(self._cell)
         before = self._oracle(problem, "oracle before timing")
         if reason := self._untimed():
+            self._timing.trace(problem, self._nodeid)
             said = self._repeat(problem)
             reason += (
                 f"; {said['repeats']} repetitions, identical: {said['repeats_identical']}" if said else ""
@@ -61,6 +63,7 @@ class Case:
             self._finish(replace(result, error=before.error, bit_exact=before.bit_exact))
             return
         measurement = self._timing.measure(problem)
+        self._timing.trace(problem, self._nodeid)
         after = self._oracle(problem, "oracle after timing")
         measurement = replace(
             measurement,
@@ -71,13 +74,22 @@ class Case:
         self._together("recording", lambda: self._recorder.record(measurement))
         self._run.recorded += 1
         self._finish(CaseResult.timed(self._nodeid, self._cell, measurement))
+        self._time_first_again()
+
+    def _time_first_again(self) -> None:
+        """Where this was the key's last case, time its first once more: what changed meanwhile is drift."""
+        first = drift.first_rung(self._run, self._nodeid)
+        if first is not None:
+            timing = Timing(self._run, self._live, first.cell, self._agree)
+            again = timing.again(self._problem(first.cell))
+            self._run.ledger.drift[first.cell.key] = drift.entry(first, again)
 
     def _finish(self, result: CaseResult) -> None:
         versions = self._live.backend.versions
         self._run.ledger.add(replace(result, identity=self._run.identify(self._cell), versions=versions))
 
-    def _problem(self) -> Problem:
-        ranks, cell = self._run.ranks, self._cell
+    def _problem(self, cell: Cell) -> Problem:
+        ranks = self._run.ranks
         shares = cell.tokens_by_rank
         built: list[Problem] = []
 

@@ -13,10 +13,17 @@ if TYPE_CHECKING:
     from pytest_ep.matrix.cells import Cell
     from pytest_ep.ranks.identity import Identity
 
-FLAGS = ("--ep-exact", "--ep-poison", "--ep-allow-skips")
+FLAGS = ("--ep-exact", "--ep-poison", "--ep-flush-l2", "--ep-allow-skips")
 """Options of ours that take no value."""
-NOT_REPEATED = ("--ep-allow-skips", "--ep-nproc", "--ep-require", "--ep-resume", "--ep-session-budget")
-"""What concerns a whole run: which of its cases must, need not or no longer run."""
+NOT_REPEATED = (
+    "--ep-allow-skips",
+    "--ep-nproc",
+    "--ep-profile",
+    "--ep-require",
+    "--ep-resume",
+    "--ep-session-budget",
+)
+"""What concerns a whole run: which of its cases must, need not or no longer run, and a folder of its own."""
 
 
 def repeating(config: pytest.Config, identity: Identity, cell: Cell, nodeid: str, largest: Cell) -> str:

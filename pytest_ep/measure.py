@@ -5,53 +5,49 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence
-from dataclasses import dataclass
 from dataclasses import replace
+from functools import cached_property
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from pytest_ep.matrix.cells import Cell
+from pytest_ep.options import duration
 from pytest_ep.oracle import checks
 from pytest_ep.oracle.checks import Verdict
-from pytest_ep.ranks.fate import AgreedFailure
-from pytest_ep.ranks.fate import Failure
 from pytest_ep.results.record import JSON
 from pytest_ep.results.record import Measurement
 from pytest_ep.run import Run
+from pytest_ep.sampled import FLOOR
+from pytest_ep.sampled import Sampled
+from pytest_ep.sampled import sample
 from pytest_ep.timing import clocks
-from pytest_ep.timing import statistics
+from pytest_ep.timing import device
+from pytest_ep.timing import tracing
+from pytest_ep.timing.flush import L2Flush
 from pytest_ep.timing.graphs import GraphSampler
+from pytest_ep.timing.kernels import SPAN
+from pytest_ep.timing.kernels import KernelSampler
+from pytest_ep.timing.kernels import Profiler
 from pytest_ep.timing.sampling import COMPONENTS
-from pytest_ep.timing.sampling import Batch
 from pytest_ep.timing.sampling import EagerSampler
 from pytest_ep.timing.sampling import Sampler
+from pytest_ep.timing.traffic import Traffic
 from pytest_ep.timing.traffic import traffic
 from pytest_ep.transports import Live
 from pytest_ep.workload import load
 from pytest_ep.workload.problem import Problem
 
 INDEX_BYTES = {"int32": 4, "int64": 8}
-BATCH = 8
-FLOOR, CAP = 16, 512
-"""Samples of a component: at least, at most."""
 EXTRA_SAMPLES = 24
 """Samples of a clock that does not own the rows."""
-LATE = 3.0
-"""An iteration is late from this many medians on."""
-SKEWED = 0.5
-"""A case is skewed where the ranks' median spread is this share of its value, or more."""
+IDLE_SAMPLES = 5
+"""Pairs timed after each pause."""
 
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """All ranks' samples of one clock: maxima and spread by component, seconds; and each rank's own."""
-
-    seconds: dict[str, statistics.Samples]
-    spread: dict[str, statistics.Samples]
-    by_rank: list[Batch]
-    elapsed: float
+Rows = dict[str, dict[str, JSON]]
+"""What joins the rows, by component."""
 
 
 class Timing:
@@ -81,69 +77,90 @@ class Timing:
     def measure(self, problem: Problem) -> Measurement:
         """Time the case by the clock that owns its rows, then by the others asked for."""
         owner, *others = self._clocks()
-        sampler = self._sampler(owner, problem)
-        sampled = self._sample(sampler, None)
+        before = self._speeds()
+        sampler, sampled = self._timed(owner, problem, None)
+        speeds = device.figures(before, self._speeds())
         agreed = self._verified(sampler)
-        extra: dict[str, JSON] = {**sampler.says(), **self._sureness(sampled), **self._load(problem)}
-        by_component: dict[str, dict[str, JSON]] = {component: {} for component in COMPONENTS}
+        rows: Rows = {one: {**sampler.says_of(one), **sampled.skew(one)} for one in COMPONENTS}
+        _add_spans(rows, sampled)
+        if self._between is None:
+            rows["roundtrip"]["overlap_lost_us"] = _overlap_lost_us(sampled)
         for other in others:
-            self._beside(other, problem, sampled, by_component)
-        medians = {one: statistics.median(sampled.seconds[one]) * 1e6 for one in COMPONENTS}
-        by_component["roundtrip"]["overlap_lost_us"] = (
-            medians["dispatch"] + medians["combine"] - medians["roundtrip"]
-        )
-        for component in COMPONENTS:
-            by_component[component] |= _skew(sampled, component)
+            self._beside(other, problem, sampled, rows)
+        rows["roundtrip"] |= self._idle(problem)
         return Measurement(
             clock=sampler.name,
-            seconds=sampled.seconds,
-            spread=sampled.spread,
-            traffic=traffic(
-                problem.trace.expert_ids,
-                self._cell.shape.owned(problem.ep_size),
-                problem.tokens_by_rank,
-                hidden=self._cell.shape.hidden,
-                index_bytes=INDEX_BYTES[self._live.facts.index_dtype],
-                domain=self._live.domain,
-            ),
+            seconds={one: sampled.seconds[one] for one in COMPONENTS},
+            spread={one: sampled.spread[one] for one in COMPONENTS},
+            traffic=self._traffic(problem),
             link_gbps=self._run.link_gbps(self._cell),
             error=agreed.error,
             bit_exact=agreed.bit_exact,
             reduction=self._live.reduction.name,
             max_tokens=self._live.max_tokens,
-            extra=extra,
-            by_component=by_component,
+            extra={**sampler.says(), **self._sureness(sampled), **self._load(problem), **speeds},
+            by_component=rows,
         )
 
-    def _load(self, problem: Problem) -> dict[str, float | int]:
-        owned = self._cell.shape.owned(problem.ep_size)
-        return load.figures(problem.trace.expert_ids, owned, problem.tokens_by_rank)
+    def again(self, problem: Problem) -> dict[str, float]:
+        """Return the medians of as few samples as a case may have, us: the same case at another time."""
+        sampler, sampled = self._timed(self._clocks()[0], problem, FLOOR)
+        self._verified(sampler)
+        return {one: sampled.median_us(one) for one in COMPONENTS}
+
+    def trace(self, problem: Problem, nodeid: str) -> None:
+        """Write a trace of one more pair, where --ep-profile asks for it."""
+        folder = self._run.options.profile
+        if folder is not None:
+            live, ranks = self._live.backend, self._run.ranks
+
+            def write() -> None:
+                rows = self._constant_rows(problem)
+                tracing.trace_pair(live, problem, rows, ranks, case=nodeid, folder=folder)
+
+            self._together("profile", write)
 
     def _clocks(self) -> tuple[str, ...]:
-        wanted, device = self._run.options.clocks, self._run.ranks.device
+        wanted, graph_safe = self._run.options.clocks, self._live.facts.graph_safe
         if wanted != ("auto",):
-            return wanted
-        if device.type == "cpu":
+            # As the owner, a graph clock that cannot be had leaves the case untimed; beside it, a gap.
+            return tuple(clock for clock in wanted if clock != "graph" or graph_safe)
+        if self._run.ranks.device.type == "cpu":
             return ("host",)
-        return ("graph", "event") if self._live.facts.graph_safe else ("event",)
+        return ("graph", "event") if graph_safe else ("event",)
 
-    def _sampler(self, clock: str, problem: Problem) -> Sampler:
+    @cached_property
+    def _between(self) -> L2Flush | None:
+        return L2Flush(self._run.ranks.device) if self._run.options.flush_l2 else None
+
+    def _constant_rows(self, problem: Problem) -> torch.Tensor:
+        return checks.constant_rows(problem, self._live.backend.constant_planes(problem))
+
+    def _timed(self, clock: str, problem: Problem, number: int | None) -> tuple[Sampler, Sampled]:
+        sampler: Sampler = self._graph(problem) if clock == "graph" else self._eager(clock, problem)
+        return sampler, sample(self._run, sampler, number)
+
+    def _eager(self, name: str, problem: Problem) -> EagerSampler:
         backend, ranks = self._live.backend, self._run.ranks
-        made: list[Sampler] = []
+        made: list[EagerSampler] = []
 
-        def rows() -> torch.Tensor:
-            return checks.constant_rows(problem, backend.constant_planes(problem))
-
-        def build(pair_seconds: float = 0.0) -> None:
-            if clock == "graph":
-                routings = self._routings(problem)
-                made.append(GraphSampler(backend, routings, rows(), ranks, pair_seconds=pair_seconds))
+        def build() -> None:
+            rows, between = self._constant_rows(problem), self._between
+            if name == "kernel":
+                made.append(KernelSampler(backend, problem, rows, ranks, clock=Profiler(), between=between))
             else:
-                eager = clocks.choose(clock, ranks.device)
-                made.append(EagerSampler(backend, problem, rows(), ranks, clock=eager))
+                clock = clocks.choose(name, ranks.device)
+                made.append(EagerSampler(backend, problem, rows, ranks, clock=clock, between=between))
+
+        self._together("timing: warm-up", build)
+        return made[0]
+
+    def _graph(self, problem: Problem) -> GraphSampler:
+        backend, ranks = self._live.backend, self._run.ranks
+        made: list[GraphSampler] = []
 
         def guess() -> float:
-            staged = backend.stage_constant(problem, rows())
+            staged = backend.stage_constant(problem, self._constant_rows(problem))
             ranks.synchronize()
             began = time.perf_counter()
             for _ in range(3):
@@ -151,11 +168,15 @@ class Timing:
             ranks.synchronize()
             return (time.perf_counter() - began) / 3
 
-        if clock == "graph":
-            pair = self._together("timing: a first guess", guess)[0]
-            self._together("timing: capture", lambda: build(pair))
-        else:
-            self._together("timing: warm-up", build)
+        pair = self._together("timing: a first guess", guess)[0]
+
+        def build() -> None:
+            routings, rows = self._routings(problem), self._constant_rows(problem)
+            made.append(
+                GraphSampler(backend, routings, rows, ranks, pair_seconds=pair, between=self._between)
+            )
+
+        self._together("timing: capture", build)
         return made[0]
 
     def _routings(self, problem: Problem) -> list[Problem]:
@@ -175,39 +196,6 @@ class Timing:
                 for trace in others
             ),
         ]
-
-    def _sample(self, sampler: Sampler, number: int | None) -> Sampled:
-        """Take batches until rank 0 says that it is enough; ``number`` asks for exactly so many."""
-        options = self._run.options
-        number = number or options.iterations
-        by_rank: list[Batch] = [{one: [] for one in COMPONENTS} for _ in range(self._run.ranks.size)]
-        began = time.monotonic()
-        taken = 0
-        while True:
-            size = BATCH if number is None else min(BATCH, number - taken)
-
-            def batch(size: int = size) -> tuple[Batch, float]:
-                return sampler.batch(size), time.monotonic() - began
-
-            said: list[tuple[Batch, float]] = self._together("timing", batch)
-            for mine, (theirs, _) in zip(by_rank, said, strict=True):
-                for component in COMPONENTS:
-                    mine[component] += theirs[component]
-            taken += size
-            seconds, spread = _combined(by_rank)
-            if taken == number or (number is None and self._enough(seconds, said[0][1])):
-                return Sampled(seconds, spread, by_rank, said[0][1])
-
-    def _enough(self, seconds: dict[str, statistics.Samples], elapsed: float) -> bool:
-        """Whether the interval is narrow enough or the time used up: rank 0's clock is everyone's."""
-        taken = min(len(one) for one in seconds.values())
-        if taken < FLOOR:
-            return False
-        return taken >= CAP or elapsed >= self._run.options.time_budget or self._met(seconds)
-
-    def _met(self, seconds: dict[str, statistics.Samples]) -> bool:
-        noises = [statistics.noise(one) for one in seconds.values()]
-        return all(noise is not None and noise <= self._run.options.target_ci for noise in noises)
 
     def _verified(self, sampler: Sampler) -> Any:
         """Check what the timed combines left, and what the sampler itself saw."""
@@ -229,47 +217,69 @@ class Timing:
         return replace(worst, bit_exact=min(one.bit_exact for one in agreed))
 
     def _sureness(self, sampled: Sampled) -> dict[str, JSON]:
+        flushed: dict[str, JSON] = {"l2_flushed": True} if self._between is not None else {}
         return {
             "target_ci": self._run.options.target_ci,
-            "target_met": self._met(sampled.seconds),
+            "target_met": sampled.met,
             "timing_s": sampled.elapsed,
+            **flushed,
         }
 
-    def _beside(self, clock: str, problem: Problem, owner: Sampled, rows: dict[str, dict[str, JSON]]) -> None:
+    def _load(self, problem: Problem) -> dict[str, float | int]:
+        owned = self._cell.shape.owned(problem.ep_size)
+        return load.figures(problem.trace.expert_ids, owned, problem.tokens_by_rank)
+
+    def _traffic(self, problem: Problem) -> Traffic:
+        return traffic(
+            problem.trace.expert_ids,
+            self._cell.shape.owned(problem.ep_size),
+            problem.tokens_by_rank,
+            hidden=self._cell.shape.hidden,
+            index_bytes=INDEX_BYTES[self._live.facts.index_dtype],
+            domain=self._live.domain,
+        )
+
+    def _beside(self, clock: str, problem: Problem, owner: Sampled, rows: Rows) -> None:
         """Put another clock's medians beside the rows, and what launching costs."""
-        sampler = self._sampler(clock, problem)
-        sampled = self._sample(sampler, EXTRA_SAMPLES)
+        sampler, sampled = self._timed(clock, problem, EXTRA_SAMPLES)
         self._verified(sampler)
         for component in COMPONENTS:
-            value = statistics.median(sampled.seconds[component]) * 1e6
-            rows[component][f"{clock}_p50_us"] = value
-            if clock == "event":
-                rows[component]["launch_us"] = value - statistics.median(owner.seconds[component]) * 1e6
+            value, owned = sampled.median_us(component), owner.median_us(component)
+            rows[component] |= {f"{clock}_p50_us": value, **sampler.says_of(component)}
+            if {clock, self._clocks()[0]} == {"event", "graph"}:
+                rows[component]["launch_us"] = value - owned if clock == "event" else owned - value
+        _add_spans(rows, sampled)
+
+    def _idle(self, problem: Problem) -> dict[str, JSON]:
+        """Time the first pair after each pause of --ep-idle, and after none, by the eager clock."""
+        pauses = {"steady": 0.0} | {text: duration(text) for text in self._run.options.idle}
+        if len(pauses) == 1:
+            return {}
+        sampler = self._eager("auto", problem)
+        medians: dict[str, JSON] = {}
+        for name, pause in pauses.items():
+
+            def pairs(pause: float = pause) -> list[float]:
+                return [sampler.pair_after(pause) for _ in range(IDLE_SAMPLES)]
+
+            maxima = np.max(self._together("timing after a pause", pairs), axis=0)
+            medians[f"idle_{name}_us"] = float(np.median(maxima)) * 1e6
+        self._verified(sampler)
+        return medians
+
+    def _speeds(self) -> list[device.Speed | None]:
+        """The speeds of all ranks' devices, none without devices."""
+        if self._run.ranks.device.type == "cpu":
+            return []
+        return self._together("device speed", partial(device.speed, self._run.ranks.device))
 
 
-def _combined(
-    by_rank: list[Batch],
-) -> tuple[dict[str, statistics.Samples], dict[str, statistics.Samples]]:
-    seconds, spread = {}, {}
+def _overlap_lost_us(sampled: Sampled) -> float:
+    dispatch, combine, roundtrip = (sampled.median_us(one) for one in COMPONENTS)
+    return dispatch + combine - roundtrip
+
+
+def _add_spans(rows: Rows, sampled: Sampled) -> None:
     for component in COMPONENTS:
-        try:
-            both = statistics.combine_ranks([samples[component] for samples in by_rank])
-        except statistics.SampleError as error:
-            raise AgreedFailure(Failure(f"{component}: {error}")) from None
-        seconds[component], spread[component] = both
-    return seconds, spread
-
-
-def _skew(sampled: Sampled, component: str) -> dict[str, JSON]:
-    """Say how the ranks differ: each one's median, the slowest and how often it was, late iterations."""
-    table = np.array([samples[component] for samples in sampled.by_rank])
-    maxima = sampled.seconds[component]
-    often = np.bincount(table.argmax(axis=0), minlength=len(table))
-    middle = statistics.median(maxima)
-    return {
-        "rank_p50_us": [float(one) for one in np.median(table, axis=1) * 1e6],
-        "slowest_rank": int(often.argmax()),
-        "slowest_share": float(often.max() / len(maxima)),
-        "late": int((maxima > LATE * middle).sum()),
-        "skewed": bool(statistics.median(sampled.spread[component]) >= SKEWED * middle),
-    }
+        if component + SPAN in sampled.seconds:
+            rows[component]["kernel_span_us"] = sampled.median_us(component + SPAN)

@@ -42,10 +42,12 @@ Repeat: TypeAlias = "tuple[int, None] | tuple[None, float]"
 Value = TypeVar("Value")
 RANK_TIMEOUT = 60.0
 CASE_TIMEOUT = 600.0
-CLOCKS = ("auto", "host", "event", "graph")
-DEVICE_CLOCKS = {"event", "graph"}
+CLOCKS = ("auto", "host", "event", "graph", "kernel")
+DEVICE_CLOCKS = {"event", "graph", "kernel"}
 TARGET_CI = 1.0
 TIME_BUDGET = 2.0
+MOST_IDLE = 10.0
+"""Seconds of a pause of --ep-idle at most: a silent rank is taken for a lost one."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,9 @@ class Options:
     clocks: tuple[str, ...]
     target_ci: float
     time_budget: float
+    flush_l2: bool
+    idle: tuple[str, ...]
+    profile: Path | None
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -98,7 +103,7 @@ def add_options(parser: pytest.Parser) -> None:
     add("--ep-case-timeout", _seconds, "SECONDS", text, CASE_TIMEOUT)
     add(
         "--ep-session-budget",
-        _duration,
+        duration,
         "TIME",
         "Stop before the first case that would end later, as 90s or 20m",
     )
@@ -115,9 +120,15 @@ def add_options(parser: pytest.Parser) -> None:
     text = f"Clocks, of which the first times the rows: {', '.join(CLOCKS)}"
     add("--ep-clock", _clocks, "LIST", text, CLOCKS[:1])
     text = f"Sample until the 95 %% interval of each median is within this many percent ({TARGET_CI:g})"
-    add("--ep-target-ci", _seconds, "PERCENT", text, TARGET_CI)
+    add("--ep-target-ci", _percent, "PERCENT", text, TARGET_CI)
     text = f"Sample for at most this long a case and clock ({TIME_BUDGET:g}s)"
-    add("--ep-time-budget", _duration, "TIME", text, TIME_BUDGET)
+    add("--ep-time-budget", duration, "TIME", text, TIME_BUDGET)
+    text = "Overwrite the device's L2 cache before each timed pair, outside its windows"
+    group.addoption("--ep-flush-l2", action="store_true", help=text)
+    text = "Also time the first pair after a pause, as 1ms,100ms"
+    add("--ep-idle", _pauses, "LIST", text, ())
+    text = "After timing, run one more pair of each case under torch.profiler; a trace per rank goes into DIR"
+    add("--ep-profile", str, "DIR", text)
 
 
 def platforms_file(config: pytest.Config) -> Path | None:
@@ -151,6 +162,8 @@ def parse_options(
     for clock in config.getoption("ep_clock"):
         if clock in DEVICE_CLOCKS and not machine().devices:
             raise pytest.UsageError(f"--ep-clock {clock}: this machine has no accelerator, use auto or host")
+    if config.getoption("ep_flush_l2") and not machine().devices:
+        raise pytest.UsageError("--ep-flush-l2: this machine has no accelerator, drop it")
     return Options(
         selection=selection,
         nproc=config.getoption("ep_nproc"),
@@ -167,6 +180,9 @@ def parse_options(
         clocks=config.getoption("ep_clock"),
         target_ci=config.getoption("ep_target_ci"),
         time_budget=config.getoption("ep_time_budget"),
+        flush_l2=config.getoption("ep_flush_l2"),
+        idle=config.getoption("ep_idle"),
+        profile=_new_folder("--ep-profile", config.getoption("ep_profile")),
     )
 
 
@@ -313,17 +329,42 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _percent(text: str) -> float:
+    try:
+        return _seconds(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a positive number of percent") from None
+
+
 def _repeat(text: str) -> Repeat:
     if text.strip().isdecimal():
         return _count(1_000_000)(text), None
-    return None, _duration(text)
+    return None, duration(text)
 
 
-def _duration(text: str) -> float:
-    units = {"s": 1, "m": 60, "h": 3600}
-    if text[-1:] not in units:
-        raise ValueError(f"{text!r} is no duration: a number and s, m or h, as 20m")
-    return _seconds(text[:-1]) * units[text[-1]]
+def duration(text: str) -> float:
+    """Seconds of a duration such as ``20m`` or ``100ms``. Raises ValueError."""
+    number = text.rstrip("mush")
+    units = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+    if text[len(number) :] not in units:
+        raise ValueError(f"{text!r} is no duration: a number and us, ms, s, m or h, as 20m")
+    return _seconds(number) * units[text[len(number) :]]
+
+
+def _pauses(text: str) -> tuple[str, ...]:
+    """The pauses as they were written: they name what is recorded."""
+    names = _list(text)
+    for name in names:
+        if not re.fullmatch(r"[0-9]+(us|ms|s)", name) or not duration(name) <= MOST_IDLE:
+            raise ValueError(f"{name!r} is no pause up to {MOST_IDLE:g}s: a whole number and us, ms or s")
+    return tuple(names)
+
+
+def _new_folder(option: str, text: str | None) -> Path | None:
+    folder = Path(text) if text else None
+    if folder is not None and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise pytest.UsageError(f"{option} {text}: is there already and not empty, name another folder")
+    return folder
 
 
 def _clocks(text: str) -> tuple[str, ...]:

@@ -163,7 +163,12 @@ class Run:
         if options.selection.skew.weights is not None:
             files["weights"] = str(options.selection.skew.weights)
         return identity(
-            cell, clocks=options.clocks, iterations=options.iterations, exact=options.exact, **files
+            cell,
+            clocks=options.clocks,
+            iterations=options.iterations,
+            exact=options.exact,
+            flush_l2=options.flush_l2,
+            **files,
         )
 
     def link_gbps(self, cell: Cell) -> float | None:

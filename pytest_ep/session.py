@@ -17,6 +17,7 @@ from pytest_ep.ranks.watchdog import Limits
 from pytest_ep.ranks.watchdog import Watchdog
 from pytest_ep.reports import Reports
 from pytest_ep.results import artifact
+from pytest_ep.results import curves
 from pytest_ep.results import environment
 from pytest_ep.results.record import CaseResult
 from pytest_ep.results.summary import write_summary
@@ -177,7 +178,7 @@ class EPSession:
         run.ledger.not_run = [nodeid for nodeid in self._selected() if run.ledger.of(nodeid) is None]
         why = session.shouldstop or session.shouldfail or "the run ended"
         run.ledger.stopped_by = run.ledger.stopped_by or str(why)
-        return run.ledger.section()
+        return {**run.ledger.section(), "fits": curves.fits(curves.rows_of(run.ledger))}
 
     def _selected(self) -> list[str]:
         assert self._run.session is not None

@@ -1,4 +1,7 @@
-"""Every fault on every rank: how long until the run ends, with what, and what is kept."""
+"""Every fault on every rank: how long until the run ends, with what, and what is kept.
+
+``s`` is the whole run, ``after`` the seconds from the fault to its end.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,30 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-KINDS = (
-    "exits killed segfault leaves-quietly in-setup before-dispatch between in-combine in-oracle in-recording "
-    "in-teardown spins native-wait holds-the-gil sleeps collects-differently fails-to-import skips-alone "
-    "interrupted exit-call killed-inside none"
-).split()
+KINDS = [
+    "exits",
+    "killed",
+    "segfault",
+    "leaves-quietly",
+    "in-setup",
+    "before-dispatch",
+    "between",
+    "in-combine",
+    "in-oracle",
+    "in-recording",
+    "in-teardown",
+    "spins",
+    "native-wait",
+    "holds-the-gil",
+    "sleeps",
+    "collects-differently",
+    "fails-to-import",
+    "skips-alone",
+    "interrupted",
+    "exit-call",
+    "killed-inside",
+    "none",
+]
 MODULE = """
 from tests.faulty.fate import *
 class TestFaulty(FaultySuite):
@@ -36,6 +58,7 @@ class Line:
     ranks: str
     size: int
     seconds: float
+    after: float | None
     code: int | None
     timed: list[int]
     failed: list[str]
@@ -82,7 +105,9 @@ def run(kind: str, ranks: str, size: int, rank_timeout: float) -> Line:
             os.killpg(job.pid, signal.SIGKILL)
             output, code = job.communicate()[0].decode(errors="replace"), None
         seconds = time.monotonic() - began
-        return Line(kind, ranks, size, seconds, code, *kept(there / "out.json"), said(output))
+        struck = there / "struck"
+        after = time.time() - struck.stat().st_mtime if struck.exists() else None
+        return Line(kind, ranks, size, seconds, after, code, *kept(there / "out.json"), said(output))
 
 
 def kept(path: Path) -> tuple[list[int], list[str]]:
@@ -123,13 +148,17 @@ def main() -> None:
     parser.add_argument("--ranks", default="0,1,0+1")
     parser.add_argument("--rank-timeout", type=float, default=8)
     options = parser.parse_args()
-    print(f"{'fault':>21} {'rank':>4} {'of':>2} {'s':>6} {'exit':>4} timed / failed / said", flush=True)
+    print(
+        f"{'fault':>21} {'rank':>4} {'of':>2} {'s':>6} {'after':>5} {'exit':>4} timed / failed / said",
+        flush=True,
+    )
     for kind in options.kinds.split(","):
         for size in map(int, options.sizes.split(",")):
             for ranks in options.ranks.split(","):
                 line = run(kind, ranks, size, options.rank_timeout)
                 print(
-                    f"{line.kind:>21} {line.ranks:>4} {line.size:>2} {line.seconds:6.1f} {line.code!s:>4} "
+                    f"{line.kind:>21} {line.ranks:>4} {line.size:>2} {line.seconds:6.1f} "
+                    f"{'-' if line.after is None else f'{line.after:.1f}':>5} {line.code!s:>4} "
                     f"{','.join(map(str, line.timed))} / {','.join(line.failed)} / {line.said}",
                     flush=True,
                 )

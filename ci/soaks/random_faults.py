@@ -73,8 +73,8 @@ def main() -> None:
         bad = (faulty ^ failed) | (timed ^ (set(range(1, options.cases + 1)) - faulty))
         wrong += len(bad)
         print(
-            f"seed {seed:3d}: {seconds:6.1f} s, {len(faulty)} faults, {len(failed)} failed, {len(timed)} timed, "
-            f"wrong verdicts: {sorted(bad) or 'none'}",
+            f"seed {seed:3d}: {seconds:6.1f} s, {len(faulty)} faults, {len(failed)} failed, "
+            f"{len(timed)} timed, wrong verdicts: {sorted(bad) or 'none'}",
             flush=True,
         )
     print(f"{options.seeds} seeds, {options.ranks} ranks, {options.cases} cases each: {wrong} wrong verdicts")

@@ -37,8 +37,11 @@ class AgreedFailure(pytest.fail.Exception):  # type: ignore[misc, name-defined]
     """A failure that every rank raises at the same point, so that nobody is left in a collective."""
 
     def __init__(self, failure: Failure) -> None:
-        cause, _, lines = failure.diagnosis.partition("\n")
-        super().__init__("\n".join(filter(None, (cause, failure.reason, lines))), pytrace=False)
+        said = [failure.reason, failure.diagnosis]
+        if failure.evidence:  # the cause in a sentence first, then what failed, then the rest
+            cause, _, lines = failure.diagnosis.partition("\n")
+            said = [cause, failure.reason, lines]
+        super().__init__("\n".join(filter(None, said)), pytrace=False)
         self.failure = failure
 
 

@@ -76,7 +76,7 @@ class Measurement:
     ``clock`` names what timed it; ``seconds`` and ``spread``, by component, are [n] per-iteration maxima
     over ranks and maxima less minima; ``link_gbps`` is the link's peak per direction in GB/s, None where
     unknown; ``error`` and ``bit_exact`` (a share, 0 to 1) are the oracle's; ``max_tokens`` is what the
-    transport was sized for; ``extra`` joins the ``extra_info`` of all three rows, ``by_component`` that of one.
+    transport was sized for; ``extra`` joins the ``extra_info`` of all rows, ``by_component`` that of one.
     """
 
     clock: str
@@ -303,6 +303,7 @@ class Ledger:
         self._results: dict[str, CaseResult] = {}
         self.not_run: list[str] = []
         self.constructed: dict[Key, Mapping[str, float]] = {}
+        self.drift: dict[Key, Mapping[str, JSON]] = {}
         self.stopped_by = ""
 
     def __iter__(self) -> Iterator[CaseResult]:
@@ -324,6 +325,7 @@ class Ledger:
         said["construction"] = [
             {"backend": key.backend, "key": str(key), **facts} for key, facts in self.constructed.items()
         ]
+        said["drift"] = [dict(entry) for entry in self.drift.values()]
         return said
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from pytest_ep.matrix.routing import UNIFORM
 from pytest_ep.matrix.skew import NO_SKEW
+from pytest_ep.results.notes import marks
+from pytest_ep.results.notes import notes
 from pytest_ep.results.record import COMPONENTS
 from pytest_ep.results.record import CaseResult
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_ep.results.record import Ledger
 
     Constructed = Mapping[Key, Mapping[str, float]]
+    Drift = Mapping[Key, Mapping[str, Any]]
 
 WIDTH = 110
 
@@ -48,13 +51,17 @@ _CLOCKS = {
     "host": "the host's monotonic clock",
     "event": "CUDA events",
     "graph": "CUDA events within a graph",
+    "kernel": "kernel durations of torch.profiler",
 }
 
 
-def summary(results: Iterable[CaseResult], constructed: Constructed | None = None) -> list[str]:
+def summary(
+    results: Iterable[CaseResult], constructed: Constructed | None = None, drift: Drift | None = None
+) -> list[str]:
     """Return the lines: one block per key, then the skips, then what the numbers are.
 
-    ``constructed`` has what each key's construction took, as ``EPBackend.facts``.
+    ``constructed`` has what each key's construction took, as ``EPBackend.facts``, and ``drift`` how its first
+    case was timed again.
     """
     run, skips = [], Counter[tuple[str, str]]()
     for result in results:
@@ -67,7 +74,11 @@ def summary(results: Iterable[CaseResult], constructed: Constructed | None = Non
         blocks.setdefault(result.cell.key, []).append(result)
     lines: list[str] = []
     for key, block in blocks.items():
-        lines += [*_block(block, (constructed or {}).get(key, {})), ""]
+        lines += [
+            *_block(block, (constructed or {}).get(key, {})),
+            *_notes(block, (drift or {}).get(key)),
+            "",
+        ]
     for (code, reason), count in skips.most_common():
         lines += _wrapped(f"skipped {count}: ", f"{code}: {reason}" if code else reason)
     lines += _legend([result for result in run if result.outcome == "timed"])
@@ -76,7 +87,7 @@ def summary(results: Iterable[CaseResult], constructed: Constructed | None = Non
 
 def write_summary(terminal: pytest.TerminalReporter, ledger: Ledger) -> None:
     """Write the summary, where there is anything to say."""
-    lines = summary(ledger, ledger.constructed)
+    lines = summary(ledger, ledger.constructed, ledger.drift)
     if lines:
         terminal.section("expert parallelism")
         for line in lines:
@@ -113,13 +124,19 @@ def _block(results: list[CaseResult], facts: Mapping[str, float]) -> Iterator[st
     for result in sorted(results, key=lambda result: result.cell.tokens):
         tokens = str(result.cell.tokens or "any").rjust(_WIDTHS[0])
         if result.outcome == "timed":
-            yield tokens + _numbers(result)
+            yield f"{tokens}{_numbers(result)} {marks(result)}".rstrip()
         elif result.outcome == "checked":
             yield from _wrapped(f"{tokens}  checked, ", result.reason)
         elif result.code:
             yield from _wrapped(f"{tokens}  WRONG  ", f"{_place(result)}{result.reason}")
         else:
             yield from _wrapped(f"{tokens}  FAILED  ", f"{_place(result)}{result.reason}")
+
+
+def _notes(results: list[CaseResult], drift: Mapping[str, Any] | None) -> Iterator[str]:
+    timed = [result for result in results if result.outcome == "timed"]
+    for note in notes(sorted(timed, key=lambda result: result.cell.tokens), drift):
+        yield from _wrapped("", note)
 
 
 def _probes(probes: list[CaseResult]) -> Iterator[str]:
@@ -220,6 +237,10 @@ def _legend(timed: list[CaseResult]) -> list[str]:
         " GB/s = bytes leaving the most loaded rank for others / median time;"
         " noise, GB/s and %link are roundtrip's"
     )
+    if any("kernel_span_us" in row for row in rows):
+        text += "; kernel durations are sums over kernels, and waiting for peers is inside them"
+    if any("l2_flushed" in row for row in rows):
+        text += "; L2 was overwritten before each pair, and a roundtrip by graph is then dispatch + combine"
     return textwrap.wrap(text, WIDTH)
 
 

@@ -4,10 +4,14 @@ Two graphs. The pair graph has exactly two event nodes, after the fill pairs and
 sample of the roundtrip is the mean of one replay's pairs. The parts graph has an event node on each side of
 every dispatch and combine, which costs a few microseconds and keeps kernels from overlapping: the cost of an
 empty window, two event nodes in a row, is measured in every replay and subtracted.
+
+With something between the pairs, such as a flush of the cache, only the parts graph can leave that out: it
+alone is replayed, and a roundtrip is its dispatch plus its combine.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -17,12 +21,13 @@ from torch import Tensor
 
 from pytest_ep.backends.base import EPBackend
 from pytest_ep.ranks.group import Ranks
+from pytest_ep.timing.sampling import COMPONENTS
 from pytest_ep.timing.sampling import Batch
 from pytest_ep.workload.problem import Problem
 
 FILL_PAIRS = 8
 """Pairs before the first event of a replay: they align the ranks, and nobody times them."""
-REPLAY_SECONDS = 4e-3
+REPLAY_SECONDS = 12e-3
 """About how long the timed pairs of one replay take."""
 MOST_LAPS = 12
 """Laps over the routings that one replay times at most."""
@@ -33,10 +38,12 @@ class GraphSampler:
     """Samples of the graph clock; a sample is one replay of each graph.
 
     ``problems`` are the routings that the pairs cycle through; ``rows`` [S, H] BF16 the constant messages;
-    ``pair_seconds`` a first guess of a pair's duration, the same on every rank.
+    ``pair_seconds`` a first guess of a pair's duration, the same on every rank; ``between``, if any, issues
+    what comes before each pair.
     """
 
     name = "graph"
+    series: tuple[str, ...] = COMPONENTS
 
     def __init__(
         self,
@@ -46,43 +53,40 @@ class GraphSampler:
         ranks: Ranks,
         *,
         pair_seconds: float,
+        between: Callable[[], None] | None = None,
     ) -> None:
-        """Stage, run every routing once eagerly, capture both graphs and replay each to warm."""
+        """Stage, run every routing once eagerly, capture the graphs and replay each to warm."""
         self._backend = backend
         self._problems = problems
         self._ranks = ranks
+        self._between = between
         self._staged = backend.stage_constant(problems[0], rows)
-        laps = round(REPLAY_SECONDS / max(pair_seconds, 1e-6) / len(problems))
-        self._pairs = len(problems) * max(1, min(MOST_LAPS, laps))
+        self._pairs = len(problems) * (1 if between else laps(pair_seconds, len(problems)))
         self._empty: list[float] = []
         self._known: dict[int, Tensor] = {}
         self._differing = 0
         for index in range(len(problems)):
             self._pair(index)
         ranks.synchronize()
-        self._pair_graph, self._pair_marks, self._pair_output = self._capture_pairs()
+        self._chain = self._capture_pairs() if between is None else None
         self._part_graph, self._part_marks, self._part_output = self._capture_parts()
         self.batch(WARMUP_REPLAYS)
         self._empty.clear()
 
     def batch(self, iterations: int) -> Batch:
-        """Replay both graphs in turn."""
-        taken: Batch = {"dispatch": [], "combine": [], "roundtrip": []}
+        """Replay the graphs in turn."""
+        taken: Batch = {component: [] for component in self.series}
         for _ in range(iterations):
-            self._replay(self._pair_graph, self._pair_output)
-            taken["roundtrip"].append(_seconds(*self._pair_marks) / self._pairs)
-            self._replay(self._part_graph, self._part_output)
-            windows, nothing = self._part_marks
-            empty = _seconds(*nothing)
-            self._empty.append(empty)
-            for component, first in (("dispatch", 0), ("combine", 1)):
-                total = sum(_seconds(marks[first], marks[first + 1]) for marks in windows)
-                taken[component].append(total / len(windows) - empty)
+            parts = self._parts()
+            for component, seconds in parts.items():
+                taken[component].append(seconds)
+            taken["roundtrip"].append(sum(parts.values()) if self._chain is None else self._mean_pair())
         return taken
 
     def outputs(self) -> list[tuple[Problem, Tensor]]:
-        """What the last pair of either graph combined."""
-        return [(self._problems[-1], self._pair_output), (self._problems[-1], self._part_output)]
+        """What the last pair of each graph combined."""
+        left = [self._part_output] if self._chain is None else [self._chain[2], self._part_output]
+        return [(self._problems[-1], output) for output in left]
 
     def faults(self) -> list[str]:
         """Replays whose final output is not, bit for bit, that of the first."""
@@ -96,6 +100,26 @@ class GraphSampler:
             "warmup_replays": WARMUP_REPLAYS,
             "routings": len(self._problems),
             "empty_window_us": median(self._empty) * 1e6 if self._empty else None,
+        }
+
+    def says_of(self, component: str) -> dict[str, Any]:
+        """Nothing: all is said of the replay."""
+        return {}
+
+    def _mean_pair(self) -> float:
+        assert self._chain is not None
+        graph, marks, output = self._chain
+        self._replay(graph, output)
+        return _seconds(*marks) / self._pairs
+
+    def _parts(self) -> dict[str, float]:
+        self._replay(self._part_graph, self._part_output)
+        windows, nothing = self._part_marks
+        empty = _seconds(*nothing)
+        self._empty.append(empty)
+        return {
+            component: sum(_seconds(*marks[first : first + 2]) for marks in windows) / len(windows) - empty
+            for first, component in enumerate(("dispatch", "combine"))
         }
 
     def _replay(self, graph: torch.cuda.CUDAGraph, output: Tensor) -> None:
@@ -131,6 +155,8 @@ class GraphSampler:
             for index in range(FILL_PAIRS):
                 self._pair(index)
             for (before, between, after), problem in zip(windows, self._problems, strict=True):
+                if self._between is not None:
+                    self._between()
                 before.record()
                 handle = self._backend.dispatch(problem)
                 between.record()
@@ -139,6 +165,11 @@ class GraphSampler:
             for mark in nothing:
                 mark.record()
         return graph, (windows, nothing), output
+
+
+def laps(pair_seconds: float, routings: int) -> int:
+    """Return how often one replay goes over all routings: about as long as ``REPLAY_SECONDS``."""
+    return max(1, min(MOST_LAPS, round(REPLAY_SECONDS / max(pair_seconds, 1e-6) / routings)))
 
 
 def _event() -> torch.cuda.Event:

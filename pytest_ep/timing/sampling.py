@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from typing import Protocol
@@ -17,16 +19,18 @@ COMPONENTS = ("dispatch", "combine", "roundtrip")
 WARMUP_PAIRS = 5
 
 Batch = dict[str, list[float]]
-"""One rank's samples by component, seconds, in the order taken; equally many on every rank."""
+"""One rank's samples by series, seconds, in the order taken; equally many on every rank."""
 
 
 class Sampler(Protocol):
     """Takes batches of samples with constant messages, staged once; staging is in no window."""
 
     name: str
+    series: tuple[str, ...]
+    """The components, then what else is sampled with them."""
 
     def batch(self, iterations: int) -> Batch:
-        """Take ``iterations`` samples of each component, the components in turn. Collective."""
+        """Take ``iterations`` samples of each series, the components in turn. Collective."""
 
     def outputs(self) -> list[tuple[Problem, Tensor]]:
         """What the last timed combines returned, and the problems that they belong to."""
@@ -37,12 +41,24 @@ class Sampler(Protocol):
     def says(self) -> dict[str, Any]:
         """What the rows should record of how the samples were taken."""
 
+    def says_of(self, component: str) -> dict[str, Any]:
+        """What the row of one component should record besides."""
+
 
 class EagerSampler:
-    """Windows of a clock around eager calls."""
+    """Windows of a clock around eager calls; ``between``, if any, is called before each pair."""
+
+    series: tuple[str, ...] = COMPONENTS
 
     def __init__(
-        self, backend: EPBackend, problem: Problem, rows: Tensor, ranks: Ranks, *, clock: Clock
+        self,
+        backend: EPBackend,
+        problem: Problem,
+        rows: Tensor,
+        ranks: Ranks,
+        *,
+        clock: Clock,
+        between: Callable[[], None] | None = None,
     ) -> None:
         """Stage ``rows`` [S, H] BF16 and warm up."""
         self.name = clock.name
@@ -50,6 +66,7 @@ class EagerSampler:
         self._problem = problem
         self._ranks = ranks
         self._clock = clock
+        self._between = between
         self._staged = backend.stage_constant(problem, rows)
         self._output = problem.x
         for _ in range(WARMUP_PAIRS):
@@ -63,13 +80,24 @@ class EagerSampler:
         taken: Batch = {component: [] for component in COMPONENTS}
         for _ in range(iterations):
             self._ranks.pulse.beat()
+            self._prepare()
             seconds, handle = self._window(partial(backend.dispatch, problem))
             taken["dispatch"].append(seconds)
             seconds, self._output = self._window(partial(backend.combine, problem, handle, staged))
             taken["combine"].append(seconds)
+            self._prepare()
             seconds, self._output = self._window(self._pair)
             taken["roundtrip"].append(seconds)
         return taken
+
+    def pair_after(self, pause: float) -> float:
+        """Run a pair, do nothing for ``pause`` seconds, then time the next pair. Collective."""
+        self._ranks.pulse.beat()
+        self._pair()
+        self._ranks.synchronize()
+        time.sleep(pause)
+        seconds, self._output = self._window(self._pair)
+        return seconds
 
     def outputs(self) -> list[tuple[Problem, Tensor]]:
         """The last roundtrip's."""
@@ -82,6 +110,14 @@ class EagerSampler:
     def says(self) -> dict[str, Any]:
         """How much was thrown away before."""
         return {"warmup_pairs": WARMUP_PAIRS}
+
+    def says_of(self, component: str) -> dict[str, Any]:
+        """Nothing: the windows are all alike."""
+        return {}
+
+    def _prepare(self) -> None:
+        if self._between is not None:
+            self._between()
 
     def _pair(self) -> Tensor:
         return self._backend.combine(self._problem, self._backend.dispatch(self._problem), self._staged)

@@ -106,7 +106,7 @@ class Faulty(TorchA2A):
         given = Contributions(
             back, handle.order, rank, here.int().argmax(dim=1), problem.tokens, problem.shape.top_k
         )
-        right = reduction.named(self.fault.declared, DOMAIN)
+        right = reduction.named(self.fault.declared, self.fault.domain)
         hit = at.culprit or self.fault.everyone
         combined = (self.fault.add(at, given) if hit else right(given)).to(torch.bfloat16)
         result = self.fault.give(at, combined) if hit else combined
@@ -127,7 +127,7 @@ def _plain_stage(at: At, messages: Tensor) -> Tensor:
 
 
 def _plain_add(at: At, given: Contributions) -> Tensor:
-    return reduction.named(at.backend.fault.declared, DOMAIN)(given)
+    return reduction.named(at.backend.fault.declared, at.backend.fault.domain)(given)
 
 
 def _plain_give(at: At, combined: Tensor) -> Tensor:
@@ -152,6 +152,7 @@ class Fault:
     give: Callable[[At, Tensor], Tensor] = _plain_give
     everyone: bool = False
     declared: str = "rank-sum-fp32"
+    domain: int = DOMAIN
     unseen: Callable[[int, int], str] = field(default=lambda ep_size, tokens: "")
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pytest_ep.oracle.diagnosis.arrivals import rank_names
 from pytest_ep.oracle.diagnosis.guess import Guess
 from pytest_ep.oracle.diagnosis.guess import exactly
 from pytest_ep.oracle.diagnosis.scene import Scene
@@ -59,7 +60,7 @@ def notes(scene: Scene) -> list[str]:
     strange = _strange(scene, token, part)
     token, part = scene.source[token[strange]], part[strange]
     found = list(zip(token.tolist(), known.rank[part].tolist(), known.source[part].tolist(), strict=True))
-    whose = f"of rank {', '.join(map(str, sorted({rank for _, rank, _ in found})))}"
+    whose = f"of {rank_names(sorted({rank for _, rank, _ in found}))}"
     if planes is not None:
         spelled = [f"token {one} has that of rank {rank} for plane {other}" for one, rank, other in found]
         return [whose, *spelled[:SAID]]
