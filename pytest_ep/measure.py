@@ -83,7 +83,7 @@ class Timing:
         agreed = self._verified(sampler)
         rows: Rows = {one: {**sampler.says_of(one), **sampled.skew(one)} for one in COMPONENTS}
         _add_spans(rows, sampled)
-        if self._between is None:
+        if self._between is None or sampler.name != "graph":
             rows["roundtrip"]["overlap_lost_us"] = _overlap_lost_us(sampled)
         for other in others:
             self._beside(other, problem, sampled, rows)

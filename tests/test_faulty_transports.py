@@ -59,13 +59,17 @@ Case = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one launch said: rows of the result file by component, failures' checks and reasons, the table."""
+    """What one launch said.
+
+    Rows of the result file by component, failures' checks and reasons, the table's failures, all of its text.
+    """
 
     ep_size: int
     timed: dict[Case, dict[str, dict[str, Any]]]
     checks: dict[Case, str]
     failed: dict[Case, str]
     table: dict[Case, str]
+    printed: str
 
 
 @pytest.fixture(scope="module", params=list(CELLS), ids=lambda size: f"ep{size}")
@@ -102,7 +106,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     failures = {_case(entry["case"]): entry for entry in results["pytest_ep"]["failed"]}
     checks = {case: entry["code"] for case, entry in failures.items()}
     failed = {case: entry["reason"] for case, entry in failures.items()}
-    return Outcome(ep_size, timed, checks, failed, _table(result.outlines))
+    return Outcome(ep_size, timed, checks, failed, _table(result.outlines), result.stdout.str())
 
 
 def _case(nodeid: str) -> Case:
@@ -165,7 +169,7 @@ def test_every_case_either_left_rows_or_is_a_failure_of_the_table_and_of_the_fil
         for fault in ("torch_a2a", "stepped", *CHECKS)
         for model, tokens in CELLS[outcome.ep_size]
     }
-    cells |= {(fault, *CLOCK_CELL) for fault in CLOCKS}
+    cells |= {(fault, *CLOCK_CELL) for fault in (*CLOCKS, "clock_late")}
     assert set(outcome.timed) | set(outcome.failed) == cells
     assert not set(outcome.timed) & set(outcome.failed)
     assert set(outcome.table) == set(outcome.failed)
@@ -221,3 +225,21 @@ def test_samples_that_are_no_measurement_fail_the_case_and_name_the_rank(
     case = (clock, *CLOCK_CELL)
     assert (outcome.checks[case], outcome.failed[case]) == ("", CLOCKS[clock])
     assert outcome.table[case] == f"FAILED {CLOCKS[clock]}"
+
+
+def test_a_rank_that_comes_late_is_flagged_as_the_one_that_waits_least(outcome: Outcome) -> None:
+    late = transports.LATE_SECONDS * 1e6
+    case = ("clock_late", *CLOCK_CELL)
+    for row in outcome.timed[case].values():
+        assert row["skewed"] is True
+        assert row["fastest_rank"] == transports.CULPRIT
+        assert row["slowest_rank"] != transports.CULPRIT
+        assert row["spread_us"] > 0.5 * late
+        ranks = row["rank_p50_us"]
+        assert ranks[transports.CULPRIT] == min(ranks)
+        assert min(ranks[: transports.CULPRIT] + ranks[transports.CULPRIT + 1 :]) > 0.5 * late
+    block = outcome.printed.partition(" clock_late  cpu ")[2].partition("\n\n")[0]
+    assert re.search(r"^ +8 .* 100 .*s$", block, re.MULTILINE)
+    said = "s the ranks differ by half of the median or more: T=8 "
+    assert said in block
+    assert f"fastest rank {transports.CULPRIT} in 100 %" in " ".join(block.split())

@@ -69,7 +69,8 @@ def test_without_options_everything_of_the_machine_is_selected(parse: Callable[.
     assert options.selection.shapes == (SHAPES["deepseek_v3"],)
     assert (options.nproc, options.exact, options.rank_timeout) == (None, False, 60.0)
     assert (options.allow_skips, options.require, options.iterations) == (False, (), None)
-    assert options.clock == "auto"
+    assert (options.clocks, options.target_ci, options.time_budget) == (("auto",), 1.0, 2.0)
+    assert (options.flush_l2, options.idle, options.profile) == (False, (), None)
 
 
 def test_the_machine_is_not_looked_at_unless_a_value_needs_it(
@@ -134,7 +135,49 @@ def test_the_options_of_a_run(parse: Callable[..., Options]) -> None:
     )
     assert (options.nproc, options.exact, options.rank_timeout, options.allow_skips) == (4, True, 2.5, True)
     assert options.require == ("torch_a2a", "flashinfer_ep")
-    assert (options.iterations, options.clock) == (7, "host")
+    assert (options.iterations, options.clocks) == (7, ("host",))
+
+
+def test_the_options_of_timing(parse: Callable[..., Options], tmp_path: Path) -> None:
+    options = parse(
+        "--ep-clock=graph,event,kernel",
+        "--ep-target-ci=0.5",
+        "--ep-time-budget=500ms",
+        "--ep-flush-l2",
+        "--ep-idle=1ms,250us,2s",
+        f"--ep-profile={tmp_path / 'new'}",
+        machine=H200,
+    )
+    assert options.clocks == ("graph", "event", "kernel")
+    assert (options.target_ci, options.time_budget, options.flush_l2) == (0.5, 0.5, True)
+    assert (options.idle, options.profile) == (("1ms", "250us", "2s"), tmp_path / "new")
+    assert parse(f"--ep-profile={tmp_path}").profile == tmp_path, "an empty folder will do"
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--ep-clock=graph", "--ep-clock graph: this machine has no accelerator, use auto or host"),
+        ("--ep-clock=host,kernel", "--ep-clock kernel: this machine has no accelerator, use auto or host"),
+        ("--ep-flush-l2", "--ep-flush-l2: this machine has no accelerator, drop it"),
+    ],
+)
+def test_what_needs_an_accelerator_is_refused_without_one(
+    parse: Callable[..., Options], option: str, message: str
+) -> None:
+    with pytest.raises(pytest.UsageError) as raised:
+        parse(option)
+    assert str(raised.value) == message
+
+
+def test_traces_are_not_mixed_with_what_is_in_a_folder(parse: Callable[..., Options], tmp_path: Path) -> None:
+    (tmp_path / "trace.json").touch()
+    for path in (tmp_path, tmp_path / "trace.json"):
+        with pytest.raises(pytest.UsageError) as raised:
+            parse(f"--ep-profile={path}")
+        assert (
+            str(raised.value) == f"--ep-profile {path}: is there already and not empty, name another folder"
+        )
 
 
 def test_the_platforms_file_is_a_path(configure: Callable[..., pytest.Config]) -> None:
@@ -187,7 +230,15 @@ WRONG = [
     ("--ep-require", "flashinfer-ep", "'flashinfer-ep' is no backend's name"),
     ("--ep-require", "", "'' is no backend's name"),
     ("--ep-iterations", "0", "'0' is not a whole number from 1 to 1000000"),
-    ("--ep-clock", "sundial", "no 'sundial', known: auto, host, event"),
+    ("--ep-clock", "sundial", "no 'sundial', known: auto, host, event, graph, kernel"),
+    ("--ep-clock", "auto,host", "auto chooses alone"),
+    ("--ep-target-ci", "0", "'0' is not a positive number of percent"),
+    ("--ep-time-budget", "2", "'2' is no duration: a number and us, ms, s, m or h"),
+    ("--ep-time-budget", "2sm", "'2sm' is no duration"),
+    ("--ep-time-budget", "0s", "'0' is not a positive number of seconds"),
+    ("--ep-idle", "1.5ms", "'1.5ms' is no pause up to 10s: a whole number and us, ms or s"),
+    ("--ep-idle", "11s", "'11s' is no pause up to 10s"),
+    ("--ep-idle", "1ms,1ms", "1ms is given twice"),
 ]
 
 

@@ -279,6 +279,7 @@ def test_the_section_lists_every_case_that_left_no_row() -> None:
     ledger.add(CaseResult("e", CELL, "probed", reason="uniform: as expected", probe="uniform"))
     ledger.not_run, ledger.stopped_by = ["f"], "stopping after 1 failures"
     ledger.constructed[CELL.key] = {"build_s": 2.0}
+    ledger.drift[CELL.key] = {"tokens": 1}
     section: Any = ledger.section()
     assert section["failed"] == [
         {
@@ -293,6 +294,7 @@ def test_the_section_lists_every_case_that_left_no_row() -> None:
     assert section["checked"] == [{"case": "d", "reason": "two ranks share a GPU"}]
     assert section["probed"] == [{"case": "e", "reason": "uniform: as expected"}]
     assert section["not_run"] == [{"case": "f", "reason": "stopping after 1 failures"}]
+    assert section["drift"] == [{"tokens": 1}]
     assert section["construction"] == [{"backend": "torch_a2a", "key": str(CELL.key), "build_s": 2.0}]
     assert [(case["case"], case["outcome"]) for case in section["cases"]] == [
         ("a", "timed"),

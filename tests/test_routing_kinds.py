@@ -33,10 +33,14 @@ from pytest_ep.matrix.skew import TokenSkew
 from pytest_ep.matrix.skew import parse_skew
 from pytest_ep.options import parse_options
 from pytest_ep.ranks.identity import Identity
+from pytest_ep.results.record import COMPONENTS
 from pytest_ep.results.record import CaseResult
+from pytest_ep.results.record import Measurement
 from pytest_ep.results.record import parameters
 from pytest_ep.results.summary import summary
 from pytest_ep.run import Run
+from pytest_ep.timing.traffic import Leaving
+from pytest_ep.timing.traffic import Traffic
 from pytest_ep.workload import recorded
 from pytest_ep.workload import routing
 from pytest_ep.workload.load import figures
@@ -612,15 +616,21 @@ def test_one_rank_keeps_every_copy() -> None:
 
 def timed(tokens: int, kind: str, skew: TokenSkew) -> CaseResult:
     cell = Cell(KEY, DEEPSEEK, parse_routing(kind).name, tokens, skew)
-    shares = cell.tokens_by_rank
-    row: dict[str, Any] = {
-        **figures(trace(kind, DEEPSEEK, shares).expert_ids, DEEPSEEK.owned(4), shares),
-        **dict.fromkeys(("p50_us", "p99_us", "noise", "gbps", "link_share"), 1.0),
-        "clock": "host",
-        "samples": 16,
-    }
-    rows = dict.fromkeys(("dispatch", "combine", "roundtrip"), row)
-    return CaseResult(f"case.py::test_case[{cell.id}]", cell, "timed", error=0.0, bit_exact=1.0, rows=rows)
+    shares, seconds = cell.tokens_by_rank, dict.fromkeys(COMPONENTS, np.full(16, 1e-5))
+    leaving = Leaving(1, 1, 2)
+    measured = Measurement(
+        clock="host",
+        seconds=seconds,
+        spread=seconds,
+        traffic=Traffic(4 * tokens, 1, leaving, leaving, leaving, 1),
+        link_gbps=None,
+        error=0.0,
+        bit_exact=1.0,
+        reduction="two-level",
+        max_tokens=128,
+        extra=dict(figures(trace(kind, DEEPSEEK, shares).expert_ids, DEEPSEEK.owned(4), shares)),
+    )
+    return CaseResult.timed(f"case.py::test_case[{cell.id}]", cell, measured)
 
 
 def test_the_summary_says_how_an_unusual_routing_loads_experts_and_ranks() -> None:

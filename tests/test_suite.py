@@ -19,19 +19,22 @@ SMALL = "h64e16k4"
 SHAPE = "--ep-shape=hidden=64,experts=16,top_k=4"
 
 REPORTS = """
+import itertools
 import os
+import types
 import pytest
-from pytest_ep.timing import sampling
+from pytest_ep import sampled
 
 rank = int(os.environ.get("RANK", "0"))
+ticks = itertools.count(step=1e9 if rank == 0 else 0)
 
 def pytest_runtest_logreport(report):
     why = report.longrepr[2] if report.skipped else ""
     with open(f"reports-{rank}.txt", "a") as file:
         print(report.when, report.outcome, report.nodeid, why, file=file)
 
-# Left to themselves rank 0 would take the fewest iterations and rank 1 the most.
-sampling.BUDGET = 1e9 if rank else 0.0
+# Left to themselves rank 0 would take the fewest iterations, as its time is used up, and rank 1 the most.
+sampled.time = types.SimpleNamespace(monotonic=lambda: float(next(ticks)))
 """
 """A conftest.py that keeps each rank's own reports."""
 MIXED = """
@@ -102,6 +105,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Launch:
         "--benchmark-max-time=0.001",
         "--benchmark-warmup=on",
         "--benchmark-calibration-precision=1",
+        "--ep-target-ci=0.000001",
     )
     assert result.ret == 0, f"{result.stdout}{result.stderr}"
     return Launch(folder, result)
@@ -168,9 +172,16 @@ def test_a_case_leaves_three_rows_with_scalar_parameters_and_a_group_each(measur
 def test_the_keys_of_extra_info_are_fixed(measured: Launch) -> None:
     for row in measured.rows():
         info = row["extra_info"]
-        assert set(info) == {
+        roundtrip = {"overlap_lost_us"} if row["params"]["component"] == "roundtrip" else set()
+        assert set(info) == roundtrip | {
             *("clock", "samples", "p50_us", "p90_us", "p99_us", "noise", "spread_us", "copies", "bytes"),
-            *("metadata_bytes", "gbps", "link_share", "error", "bit_exact", "reduction", "max_tokens"),
+            *("scale_up_bytes", "scale_out_bytes", "metadata_bytes", "gbps", "link_share", "tokens_per_s"),
+            *("error", "bit_exact", "reduction", "max_tokens"),
+            *("target_ci", "target_met", "timing_s", "warmup_pairs"),
+            *("rank_p50_us", "slowest_rank", "slowest_share", "fastest_rank", "fastest_share"),
+            *("late", "skewed"),
+            *("expert_load_max_over_mean", "expert_load_cv", "empty_experts", "rank_load_max_over_mean"),
+            *("fan_out_mean", "fan_out_max", "local_fraction"),
         }
         assert (info["clock"], info["reduction"], info["link_share"]) == ("host", "rank-sum-fp32", None)
         assert (info["error"], info["bit_exact"]) == (0.0, 1.0)
@@ -181,7 +192,7 @@ def test_the_keys_of_extra_info_are_fixed(measured: Launch) -> None:
 
 def test_rank_0_chooses_the_iterations_and_pytest_benchmark_does_not(measured: Launch) -> None:
     for row in measured.rows():
-        assert row["extra_info"]["samples"] == 16
+        assert (row["extra_info"]["samples"], row["extra_info"]["target_met"]) == (16, False)
         assert (row["stats"]["rounds"], row["stats"]["iterations"]) == (16, 1)
         assert len(row["stats"]["data"]) == 16
         assert row["options"]["timer"] == "replayed"

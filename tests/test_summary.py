@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from pytest_ep.matrix.cells import Cell
 from pytest_ep.matrix.cells import Key
 from pytest_ep.matrix.shapes import Shape
+from pytest_ep.results.record import JSON
 from pytest_ep.results.record import CaseResult
 from pytest_ep.results.record import Measurement
 from pytest_ep.results.summary import case_line
@@ -24,7 +27,14 @@ def cell(tokens: int, key: Key = KEY) -> Cell:
     return Cell(key, SHAPE, "uniform", tokens)
 
 
-def timed(tokens: int, unit: float = 1e-6, link_gbps: float | None = None, key: Key = KEY) -> CaseResult:
+def timed(
+    tokens: int,
+    unit: float = 1e-6,
+    link_gbps: float | None = None,
+    key: Key = KEY,
+    rows: Mapping[str, Mapping[str, JSON]] | None = None,
+    **extra: JSON,
+) -> CaseResult:
     base = np.array([28.5] * 15 + [31.0]) * unit
     measurement = Measurement(
         clock="host",
@@ -36,6 +46,8 @@ def timed(tokens: int, unit: float = 1e-6, link_gbps: float | None = None, key: 
         bit_exact=1.0,
         reduction="rank-sum-fp32",
         max_tokens=512,
+        extra=extra,
+        by_component=rows or {},
     )
     return CaseResult.timed(f"case.py::test_case[T{tokens}]", cell(tokens, key), measurement)
 
@@ -164,3 +176,108 @@ def test_a_case_line_carries_three_medians_and_the_error() -> None:
 
 def test_a_case_without_a_timing_adds_nothing_to_its_line() -> None:
     assert case_line(CaseResult("n", cell(1), "failed", reason="timed out")) == ""
+
+
+def text_of(lines: list[str]) -> str:
+    """All lines as one, however they were wrapped."""
+    assert max(len(line) for line in lines) <= 110
+    return " ".join(" ".join(lines).split())
+
+
+def skew(**changes: JSON) -> dict[str, JSON]:
+    figures: dict[str, JSON] = {"slowest_rank": 0, "slowest_share": 0.5, "fastest_rank": 1}
+    return {**figures, "fastest_share": 0.75, "late": 0, "skewed": False, **changes}
+
+
+def skewed(tokens: int, **changes: JSON) -> CaseResult:
+    return timed(tokens, rows={one: skew(**changes) for one in ("dispatch", "combine", "roundtrip")})
+
+
+def test_a_row_that_missed_its_target_is_marked_and_explained() -> None:
+    missed, met = timed(1, target_ci=1.0, target_met=False), timed(8, target_ci=1.0, target_met=True)
+    lines = summary([missed, met])
+    assert line_of(lines, "1").endswith("100 ~")
+    assert line_of(lines, "8").endswith("100")
+    assert "~ a median is known less well than the 1 % of --ep-target-ci" in text_of(lines)
+
+
+def test_without_a_target_no_row_is_marked() -> None:
+    lines = summary([timed(1, target_ci=1.0, target_met=None)])
+    assert line_of(lines, "1").endswith("100")
+    assert "--ep-target-ci" not in text_of(lines)
+
+
+def test_a_skewed_row_names_the_slowest_rank_and_the_one_that_came_late() -> None:
+    lines = summary([skewed(1), skewed(8, skewed=True, slowest_rank=3, slowest_share=0.98)])
+    assert line_of(lines, "8").endswith("100 s")
+    assert line_of(lines, "1").endswith("100")
+    said = "s the ranks differ by half of the median or more: T=8 dispatch (slowest rank 3 in 98 %,"
+    assert f"{said} fastest rank 1 in 75 % of iterations)" in text_of(lines)
+
+
+def test_only_a_few_of_many_skewed_rows_are_named() -> None:
+    text = text_of(summary([skewed(1 << power, skewed=True) for power in range(7)]))
+    assert "T=8 dispatch" in text
+    assert "T=16 dispatch" not in text
+    assert "of iterations) and 3 more;" in text
+
+
+def test_a_throttled_row_says_why_and_how_slow() -> None:
+    held: dict[str, Any] = {"throttle_reasons": ["power cap"], "sm_clock_mhz": [1980, 1200]}
+    lines = summary([timed(1, throttled=False, throttle_reasons=[]), timed(8, throttled=True, **held)])
+    assert line_of(lines, "8").endswith("100 t")
+    assert line_of(lines, "1").endswith("100")
+    assert "t a GPU was held back: T=8 power cap (1200 MHz)" in text_of(lines)
+
+
+def test_launch_cost_is_a_range_over_the_cases_that_have_it() -> None:
+    def launch(tokens: int, cost: float) -> CaseResult:
+        costs = {"dispatch": cost, "combine": cost / 2, "roundtrip": 70.0}
+        return timed(tokens, rows={one: {"launch_us": value} for one, value in costs.items()})
+
+    text = text_of(summary([launch(1, 64.0), timed(2), launch(8, 60.0)]))
+    said = "launch cost (event less graph, us) over T=1 to 8: dispatch 60.0 to 64.0, combine 30.0 to 32.0,"
+    assert f"{said} roundtrip 70.0" in text
+    assert "launch cost" not in text_of(summary([timed(1)]))
+
+
+def test_the_slowest_ranks_are_counted_over_the_cases() -> None:
+    cases = [skewed(1, slowest_share=0.9), skewed(8, late=2), skewed(16, slowest_rank=2)]
+    said = "slowest in most roundtrips: rank 0 at 2 T (50 to 90 %), rank 2 at 1 T (50 %); 2 iterations"
+    assert said in text_of(summary(cases))
+
+
+def test_one_rank_alone_is_not_the_slowest() -> None:
+    alone = timed(1, key=replace(KEY, ep_size=1), rows={"roundtrip": skew()})
+    assert "slowest" not in text_of(summary([alone]))
+
+
+def growing(tokens: int) -> CaseResult:
+    """Bytes in proportion to T, and 10 us and 1 us more for each token."""
+    result, grown = timed(tokens), {}
+    for name, row in result.rows.items():
+        grown[name] = {**row, "bytes": 14336 * tokens, "p50_us": 10.0 + tokens}
+    return replace(result, rows=grown)
+
+
+def test_latency_and_bandwidth_stand_under_a_block_that_they_explain() -> None:
+    said = "latency + bytes / bandwidth (95 % intervals): dispatch 10.0 (10.0 to 10.0) us and 14.3 (14.3 to"
+    assert said in text_of(summary([growing(1 << power) for power in range(6)]))
+    assert "bandwidth" not in text_of(summary([growing(1 << power) for power in range(3)]))
+
+
+def test_a_drift_above_5_percent_is_said_and_one_below_is_not() -> None:
+    def drifted(ratio: float) -> str:
+        ratios = {"dispatch": 1.0, "combine": ratio, "roundtrip": 1.02}
+        return text_of(summary([timed(1)], drift={KEY: {"tokens": 1, "ratio": ratios}}))
+
+    assert "multiples of before: dispatch 1.00, combine 1.08, roundtrip 1.02" in drifted(1.08)
+    assert "combine 0.90" in drifted(0.90)
+    assert "drift" not in drifted(1.04)
+
+
+def test_kernel_durations_and_a_flushed_cache_are_explained() -> None:
+    text = text_of(summary([timed(1, kernel_span_us=9.0, l2_flushed=True)]))
+    assert "waiting for peers is inside them" in text
+    assert "a roundtrip by graph is then dispatch + combine" in text
+    assert "waiting" not in text_of(summary([timed(1)]))

@@ -6,6 +6,7 @@ Each class is torch_a2a with one thing changed; unless it says otherwise, on ran
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from typing import Any
 from typing import ClassVar
@@ -26,6 +27,7 @@ from pytest_ep.workload.problem import Problem
 
 CULPRIT = 1
 NAN_COLUMN = 77
+LATE_SECONDS = 0.1
 
 
 class Reducing(TorchA2A):
@@ -396,12 +398,38 @@ class TestClockForgetful(EPSuite):
 
     @pytest.fixture(autouse=True)
     def _forget(self, ep_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-        sample = sampling.sample
+        batch = sampling.EagerSampler.batch
 
-        def forgetful(*given: Any, **named: Any) -> sampling.Samples:
-            taken = sample(*given, **named)
+        def forgetful(sampler: sampling.EagerSampler, iterations: int) -> sampling.Batch:
+            taken = batch(sampler, iterations)
             if ep_run.identity.rank == CULPRIT:
-                taken.seconds["roundtrip"].pop()
+                taken["roundtrip"].pop()
             return taken
 
-        monkeypatch.setattr(sampling, "sample", forgetful)
+        monkeypatch.setattr(sampling.EagerSampler, "batch", forgetful)
+
+
+class LateClock:
+    """The host's clock, before each of whose windows the rank sleeps."""
+
+    def __init__(self, clock: clocks.Clock) -> None:
+        self._clock = clock
+        self.name = clock.name
+        self.end = clock.end
+        self.seconds = clock.seconds
+
+    def start(self) -> Any:
+        time.sleep(LATE_SECONDS)
+        return self._clock.start()
+
+
+class TestClockLate(EPSuite):
+    """A right transport whose culprit enters every window late."""
+
+    backend = _named("clock_late")
+
+    @pytest.fixture(autouse=True)
+    def _late(self, ep_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        choose = clocks.choose
+        if ep_run.identity.rank == CULPRIT:
+            monkeypatch.setattr(clocks, "choose", lambda *given: LateClock(choose(*given)))

@@ -35,7 +35,7 @@ class Explanation:
 _ALL = (
     Explanation(
         "not finite",
-        "combine returned {which}, as memory that nothing wrote has under --ep-poison",
+        "combine returned {which}",
         "uniform",
         outputs.not_finite,
     ),

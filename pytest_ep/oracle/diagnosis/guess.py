@@ -37,14 +37,17 @@ def exactly(scene: Scene, which: str, values: Callable[[], Tensor]) -> Guess:
 
 
 def nearly(scene: Scene, which: str, values: Callable[[], tuple[Tensor, Tensor]]) -> Guess:
-    """As ``exactly``, but for roundings: ``values()`` are the values and by how much they may differ."""
+    """As ``exactly``, but for roundings: ``values()`` are the values and by how much they may differ.
+
+    Where what was expected mostly differs by no more, it explains only the elements that differ by more.
+    """
 
     def fit() -> Fit:
         would, within = values()
-        return Fit(
-            scene.wrong & ((would - scene.got).abs() <= within),
-            scene.right_nearby & ((would - scene.want).abs() > within),
-        )
+        other = (would - scene.want).abs() > within
+        fits = (would - scene.got).abs() <= within
+        telling = 2 * (scene.wrong & other).sum() > scene.wrong.sum()
+        return Fit(scene.wrong & fits & (other | telling), scene.right_nearby & other)
 
     return Guess(which, fit)
 

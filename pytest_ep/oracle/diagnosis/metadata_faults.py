@@ -74,7 +74,8 @@ def _weights_explained(found: Arrivals, got: Tensor, want: Tensor) -> Iterator[t
     held = want != 0
 
     def same(values: Tensor) -> Tensor:
-        return torch.isclose(got, values, rtol=1e-6, atol=0.0).all(dim=1)
+        fits, right = (torch.isclose(each, values, rtol=1e-6, atol=0.0).all(dim=1) for each in (got, want))
+        return fits & ~right
 
     yield "weights that are not finite", ~got.isfinite().all(dim=1)
     yield "weights of zero", (got == 0).all(dim=1)

@@ -23,7 +23,7 @@ SHIFTS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 def not_finite(scene: Scene) -> Iterator[Guess]:
     """NaN or infinity."""
-    yield locally(scene, "NaN", scene.got.isnan)
+    yield locally(scene, "NaN, which is what --ep-poison leaves where nothing is written", scene.got.isnan)
     yield locally(scene, "infinity", scene.got.isinf)
 
 
