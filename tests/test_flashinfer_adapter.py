@@ -134,7 +134,7 @@ def _case(nodeid: str) -> Case:
 
 @pytest.fixture(scope="module")
 def at_four(launch: Launcher) -> Launch:
-    return launch(4, "passes or forced or wrong_accumulator", TOKENS)
+    return launch(4, "passes or forced or wrong_accumulator", TOKENS, "--ep-poison")
 
 
 @pytest.mark.parametrize("release", RELEASES)

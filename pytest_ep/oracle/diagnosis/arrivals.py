@@ -24,7 +24,9 @@ _RECOGNISED = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """The N received rows without ``padding`` rows, which carry no token.
+    """The N received rows without ``padding`` rows, which carry no token, and without ``masked`` ones.
+
+    A masked row is a token that all of whose choices are masked (id -1): it has no destination.
 
     ``source`` [N] are the tokens that the rows are: as they say, or as their other columns say where that
     part is damaged; -1 where neither can be. ``changed`` [N] rows differ from that token in any bit; ``want``
@@ -36,6 +38,7 @@ class Arrivals:
     received: Received
     source: Tensor
     padding: int
+    masked: int
     changed: Tensor
     want: expected.Arrival
     arriving: Tensor
@@ -68,6 +71,7 @@ def arrivals(problem: Problem, received: Received, source: Tensor) -> Arrivals:
     everyone = len(problem.trace.expert_ids)
     arriving = expected.arriving(problem)
     source = torch.where(source < everyone, source, -1)
+    claimed = source
     extra = len(source) - int(arriving.sum())
     empty = (received.expert_ids < 0).all(dim=1) | (source < 0)
     if extra > 0 and bool(empty.any()):
@@ -83,9 +87,15 @@ def arrivals(problem: Problem, received: Received, source: Tensor) -> Arrivals:
     valid = source[source >= 0]
     times = torch.bincount(valid, minlength=everyone)
     want = expected.arrival(problem, source.clamp(min=0))
-    padding = int(empty.sum()) if extra > 0 else 0
+    dropped = int(empty.sum()) if extra > 0 else 0
+    masked = int(_masked(problem)[claimed[empty & (claimed >= 0)]].sum()) if dropped else 0
     changed = dispatch.payload_differs(problem, received.tokens, source.clamp(min=0)) & (source >= 0)
-    return Arrivals(problem, received, source, padding, changed, want, arriving, times)
+    return Arrivals(problem, received, source, dropped - masked, masked, changed, want, arriving, times)
+
+
+def _masked(problem: Problem) -> Tensor:
+    """Whether each token of the group has no choice that is not masked: bool [all tokens]."""
+    return torch.from_numpy((problem.trace.expert_ids < 0).all(axis=1)).to(problem.x.device)
 
 
 def _recognised(problem: Problem, rows: Tensor, source: Tensor, arriving: Tensor) -> Tensor:

@@ -29,6 +29,16 @@ def padding(found: Arrivals) -> Finding | None:
     return Finding("padding", says, found.padding, found.padding + len(found.source), ())
 
 
+def masked(found: Arrivals) -> Finding | None:
+    """Tokens that go nowhere, for all their choices are masked."""
+    if not found.masked:
+        return None
+    says = (
+        f"{{ranks}} received {found.masked} tokens all of whose choices are masked: is -1 taken for a rank?"
+    )
+    return Finding("masked", says, found.masked, found.masked + len(found.source), ())
+
+
 def lost(found: Arrivals) -> Finding | None:
     """Tokens that have an expert here and did not arrive."""
     missing = found.arriving & (found.times == 0)
@@ -155,6 +165,7 @@ def _finding(fault: str, says: str, tokens: list[int], of: int) -> Finding:
 
 
 FAULTS: tuple[Fault, ...] = (
+    masked,
     padding,
     unreadable,
     lost,

@@ -105,7 +105,7 @@ class Scene:
     def here(self) -> Tensor:
         """Which of its token's choices each pair's rank owns: bool [P, K]."""
         bounds = expected.expert_bounds(self.setting.problem)
-        owner = torch.bucketize(self.routing[0], bounds[1:], right=True)
+        owner = expected.owners(self.routing[0], bounds)
         return owner[self.given.token] == self.given.rank[:, None]
 
     def ranks(self) -> list[int]:
