@@ -202,11 +202,11 @@ class Timing:
         backend, exact = self._live.backend, self._run.options.exact
 
         def verify() -> list[Verdict]:
-            verdicts = []
+            verdicts, faults = [], sampler.faults()
             for problem, output in sampler.outputs():
                 planes = backend.constant_planes(problem)
                 verdict = checks.check_timed_output(problem, output, self._live.reduction, planes, exact)
-                for fault in sampler.faults():
+                for fault in faults:
                     verdict = checks.failing(verdict, "timed_output", fault)
                 verdicts.append(verdict)
             return verdicts

@@ -56,6 +56,7 @@ class Run:
         self.recorded = 0
         self.resumed: dict[str, dict[str, Any]] = {}
         self.journal: Journal | None = None
+        self.machine_info: dict[str, Any] | None = None
         self.refusal = ""
         """Why rank 0 cannot begin; every rank then stops with it."""
         self.session: pytest.Session | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -93,7 +94,7 @@ class EPSession:
         """Begin the journal; leave together: whoever leaves early tells the others, who would wait for it."""
         run = self._run
         if run.reporter and not run.config.option.collectonly:
-            run.journal = artifact.open_journal(run.config, self._selected())
+            self._open_journal()
         try:
             result = yield
             run.fate.ballot.gather("end of session", None)
@@ -136,6 +137,11 @@ class EPSession:
         write_summary(terminalreporter, self._run.ledger)
         for line in self._complaints():
             terminalreporter.write_line(f"ep: {line}", red=True)
+
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_benchmark_generate_machine_info(self) -> dict[str, Any] | None:
+        """Give what the journal has: pytest-benchmark takes a second to ask the processor again."""
+        return copy.deepcopy(self._run.machine_info)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, machine_info: MutableMapping[str, Any]) -> None:
@@ -210,6 +216,12 @@ class EPSession:
             run.fate.leave("session")
         with contextlib.suppress(pytest.exit.Exception):  # the others hear it the same way
             run.fate.ballot.gather(f"leaving the session: {error or type(error).__name__}", None)
+
+    def _open_journal(self) -> None:
+        run = self._run
+        if path := artifact.result_path(run.config):
+            run.machine_info, commit_info = artifact.describe(run.config)
+            run.journal = artifact.open_journal(path, self._selected(), run.machine_info, commit_info)
 
     def _write_without_rows(self) -> None:
         """Write the result file in pytest-benchmark's stead, which would warn that it writes none."""

@@ -27,6 +27,7 @@ class Device:
         self.now = 0.0
         self.tape: list[Callable[[], object]] | None = None
         self.activities: list[Activity] = []
+        self.wrong: Piece | None = None
 
     def issue(self, work: Callable[[], object]) -> None:
         if self.tape is None:
@@ -42,6 +43,10 @@ class Device:
             self.now += seconds
 
         self.issue(kernel)
+
+    def arrived(self, problem: Piece) -> str:
+        """What is wrong with what a dispatch of this problem brought."""
+        return "weights" if problem is self.wrong else ""
 
     @contextlib.contextmanager
     def capture(self, graph: Graph) -> Iterator[None]:

@@ -32,11 +32,12 @@ def test_a_line_is_found_again() -> None:
     assert fitted.points == 14
 
 
-def test_an_interval_holds_the_truth_in_95_percent_of_noisy_curves() -> None:
+@pytest.mark.parametrize("sizes", [SIZES, [1e7 + 1e6 * step for step in range(14)]], ids=["ladder", "far"])
+def test_an_interval_holds_the_truth_in_95_percent_of_noisy_curves(sizes: list[float]) -> None:
     random = np.random.default_rng(5)
     latency = bandwidth = 0
     for _ in range(1000):
-        fitted = found(SIZES, [line(size) + random.normal(scale=4e-6) for size in SIZES])
+        fitted = found(sizes, [line(size) + random.normal(scale=2e-6) for size in sizes])
         low, high = fitted.latency_interval
         latency += low <= LATENCY <= high
         low, end = fitted.bandwidth_interval

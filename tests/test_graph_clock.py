@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 import torch
 
+from pytest_ep.timing import graphs
 from pytest_ep.timing.graphs import FILL_PAIRS
 from pytest_ep.timing.graphs import GraphSampler
 from pytest_ep.timing.graphs import laps
@@ -25,6 +26,7 @@ ROWS = torch.ones(1, 4, dtype=torch.bfloat16)
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
     made.install(monkeypatch)
+    monkeypatch.setattr(graphs, "inspect", lambda backend, problem, handle: made.arrived(problem))
     return made
 
 
@@ -122,3 +124,12 @@ def test_outputs_are_those_of_the_last_replay_and_poisoned_before_it(device: Dev
     sampler.batch(3)
     assert all(output.isnan().all() for _, output in sampler.outputs())
     assert sampler.faults() == ["6 replays gave another output than the first"]
+
+
+def test_what_the_last_dispatch_brought_is_a_fault_where_it_is_wrong(device: Device) -> None:
+    pieces = [Piece(), Piece()]
+    sampler = sampler_of(Transport(device), pieces)
+    device.wrong = pieces[0]
+    assert sampler.faults() == []
+    device.wrong = pieces[-1]
+    assert sampler.faults() == ["timed dispatch: weights"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from typing import cast
 
@@ -11,6 +12,7 @@ import torch
 from pytest_ep.timing.kernels import SPAN
 from pytest_ep.timing.kernels import Activity
 from pytest_ep.timing.kernels import KernelSampler
+from pytest_ep.timing.kernels import Profiler
 from pytest_ep.timing.kernels import windows
 from tests.fake_device import Device
 from tests.fake_device import KernelRecorder
@@ -61,6 +63,22 @@ def test_kernels_are_listed_by_their_total_and_the_first_recording_does_not_coun
     ]
 
 
+class Blind(KernelRecorder):
+    """Sees nothing the first time."""
+
+    def during(self, work: Callable[[], object]) -> list[Activity]:
+        seen = super().during(work)
+        first, self.first = getattr(self, "first", True), False
+        return [] if first else seen
+
+
+def test_a_profiler_may_miss_what_it_is_warmed_up_with() -> None:
+    device = Device()
+    ranks, backend, problem = cast(Any, OnlyRank()), cast(Any, Gapped(device)), cast(Any, Piece())
+    sampler = KernelSampler(backend, problem, ROWS, ranks, clock=Blind(device))
+    assert sampler.batch(1)["dispatch"] == [pytest.approx(10e-6)]
+
+
 def test_what_comes_between_pairs_is_in_no_sample() -> None:
     device = Device()
     sampler = sampler_of(device, between=lambda: device.run("memset", 1.0))
@@ -89,3 +107,13 @@ def test_windows_are_between_every_other_pair_of_marks_in_order_of_time() -> Non
 def test_a_profiler_that_saw_too_little_is_an_error(recorded: list[Activity], said: str) -> None:
     with pytest.raises(RuntimeError, match=said):
         windows(recorded, 1)
+
+
+def test_a_window_ends_once_all_streams_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append("mark"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("synchronize"))
+    profiler = Profiler()
+    profiler.start()
+    profiler.end()
+    assert log == ["mark", "synchronize", "mark"]

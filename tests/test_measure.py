@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pytest_ep import measure
+from pytest_ep.backends.base import Received
 from pytest_ep.case import Agreed
 from pytest_ep.matrix.cells import Cell
 from pytest_ep.matrix.cells import Key
@@ -39,7 +40,7 @@ class OnDevice:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.right = True
+        self.right = self.right_eagerly = self.carries_weights = True
 
     def _launch(self) -> None:
         if self.device.tape is None:
@@ -55,11 +56,23 @@ class OnDevice:
         self._launch()
         self.device.run("dispatch", DISPATCH_US / 1e6)
 
+    def receive(self, problem: Problem, handle: None) -> Received:
+        ids = problem.expert_ids.long()
+        counts = torch.bincount(ids.flatten(), minlength=SHAPE.experts)
+        weights = problem.weights if self.carries_weights else problem.weights * 2
+        return Received(problem.x, ids, weights, counts)
+
     def combine(self, problem: Problem, handle: None, staged: Tensor) -> Tensor:
         output = torch.empty_like(staged)
         self._launch()
         self.device.run("combine", COMBINE_US / 1e6)
-        self.device.issue(lambda: output.copy_(staged if self.right else staged + 1))
+        eager = self.device.tape is None
+
+        def write() -> None:
+            right = self.right and (self.right_eagerly or not eager)
+            output.copy_(staged if right else staged + 1)
+
+        self.device.issue(write)
         return output
 
 
@@ -207,4 +220,19 @@ def test_a_case_timed_again_has_the_same_clock_and_few_samples(bench: Bench) -> 
 def test_what_any_clock_timed_is_checked(bench: Bench, clock: str) -> None:
     bench.backend.right = False
     with pytest.raises(AssertionError, match="last timed output: "):
+        bench.measure(clock)
+
+
+def test_so_is_what_another_clock_timed_beside(bench: Bench) -> None:
+    bench.backend.right_eagerly = False
+    assert bench.measure("graph").clock == "graph"
+    bench.speeds = [Speed(1980, ())] * 2
+    with pytest.raises(AssertionError, match="last timed output: "):
+        bench.measure("graph", "event")
+
+
+@pytest.mark.parametrize("clock", ["graph", "event", "kernel"])
+def test_what_the_last_timed_dispatch_brought_is_checked_too(bench: Bench, clock: str) -> None:
+    bench.backend.carries_weights = False
+    with pytest.raises(AssertionError, match="timed dispatch: weights: "):
         bench.measure(clock)

@@ -65,7 +65,6 @@ from pytest_ep.matrix.cells import Cell, Key
 from pytest_ep.matrix.shapes import Shape
 from pytest_ep.matrix.skew import TokenSkew
 from pytest_ep.results.record import CLOCK, COMPONENTS, Measurement, Recorder
-from pytest_ep.timing.traffic import Leaving
 from pytest_ep.timing.traffic import Leaving, Traffic
 
 CELL = {CELL!r}

@@ -50,7 +50,8 @@ def test_bytes_are_those_of_the_most_loaded_rank_without_what_stays() -> None:
 
 
 def test_a_scale_up_domain_is_consecutive_ranks_and_the_rest_is_scale_out() -> None:
-    # Domains {0, 1} and {2}. Within: 0 to 1 one row, 1 to 0 two. Across: 0 to 2 and 1 to 2 one, 2 to both two.
+    # Domains {0, 1} and {2}. Within: 0 to 1 one row, 1 to 0 two. Across: 0 to 2 one, 1 to 2 one, and
+    # 2 to both two.
     split = moved(IDS, OWNED, (2, 2, 2), domain=2)
     assert split.scale_up == Leaving(dispatch=2 * 20, combine=2 * 20, roundtrip=3 * 20)
     assert split.scale_out == Leaving(dispatch=4 * 20, combine=2 * 20, roundtrip=6 * 20)

@@ -114,7 +114,9 @@ class EPBackend(ABC):
 
     @abstractmethod
     def receive(self, problem: Problem, handle: Any) -> Received:
-        """Read what arrived. Legal between dispatch and combine; never timed."""
+        """Read what arrived. Never timed. Legal between dispatch and combine; in a graph-safe mode, whose
+        pairs are replayed, also after the last combine until the next dispatch.
+        """
 
     @abstractmethod
     def stage(self, problem: Problem, handle: Any, messages: Tensor) -> Any:

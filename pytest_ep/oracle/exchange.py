@@ -46,6 +46,18 @@ def exchange(backend: EPBackend, problem: Problem, answer: Answer, failures: dic
     return backend.combine(problem, handle, staged)
 
 
+def inspect(backend: EPBackend, problem: Problem, handle: Any) -> str:
+    """Return what is wrong with a dispatch whose combine has yet to come, or "". For this rank alone."""
+    try:
+        received = backend.receive(problem, handle)
+        failures = dispatch.misshapen(problem, received)
+        if not failures.keys() & {"payload", "metadata"}:
+            failures |= dispatch.failures(problem, received, contents.decode_source_ids(received.tokens))
+    except Exception as error:
+        return f"receive: {type(error).__name__}: {error}"
+    return "; ".join(f"{check}: {text}" for check, text in failures.items())
+
+
 def _answered(
     problem: Problem, received: Received, answer: Answer, failures: dict[str, str]
 ) -> Tensor | None:

@@ -44,12 +44,10 @@ def prepare(config: pytest.Config) -> str:
     return ""
 
 
-def open_journal(config: pytest.Config, selected: Iterable[str]) -> Journal | None:
-    """Begin the journal beside the result file."""
-    path = result_path(config)
-    if path is None:
-        return None
-    machine_info, commit_info = describe(config)
+def open_journal(
+    path: Path, selected: Iterable[str], machine_info: Mapping[str, Any], commit_info: Mapping[str, Any]
+) -> Journal:
+    """Begin the journal beside a result file; the descriptions are those of ``describe``."""
     head = {
         "machine_info": machine_info,
         "commit_info": commit_info,
@@ -61,7 +59,7 @@ def open_journal(config: pytest.Config, selected: Iterable[str]) -> Journal | No
 
 
 def describe(config: pytest.Config) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return ``machine_info`` and ``commit_info`` as pytest-benchmark makes them."""
+    """Return pytest-benchmark's ``machine_info``, which takes it a second, and ``commit_info``."""
     hook = config.hook
     machine_info = hook.pytest_benchmark_generate_machine_info(config=config)
     hook.pytest_benchmark_update_machine_info(config=config, machine_info=machine_info)

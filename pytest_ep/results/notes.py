@@ -96,7 +96,7 @@ def _slowest(timed: Sequence[CaseResult]) -> Iterator[str]:
     often = sorted(by_rank.items(), key=lambda found: (-len(found[1]), found[0]))
     said = _few(f"rank {rank} at {len(shares)} T ({_range(shares, '.0f')} %)" for rank, shares in often)
     late = sum(row["late"] for row in rows if "late" in row)
-    yield f"slowest in most roundtrips: {said}; {late} iterations took 3 medians or more"
+    yield f"slowest in most roundtrips: {said}; roundtrips of 3 medians or more: {late}"
 
 
 def _fit(timed: Sequence[CaseResult]) -> Iterator[str]:
@@ -111,8 +111,12 @@ def _fit(timed: Sequence[CaseResult]) -> Iterator[str]:
 
 
 def _interval(value: float, ends: Sequence[float | None]) -> str:
-    low, high = ("any" if end is None else f"{end:.1f}" for end in ends)
-    return f"{value:.1f} ({low} to {high})"
+    low, high = ("any" if end is None else _figure(end) for end in ends)
+    return f"{_figure(value)} ({low} to {high})"
+
+
+def _figure(value: float) -> str:
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
 
 
 def _values(results: Iterable[CaseResult], component: str, name: str) -> list[Any]:

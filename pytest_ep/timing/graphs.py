@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pytest_ep.backends.base import EPBackend
+from pytest_ep.oracle.exchange import inspect
 from pytest_ep.ranks.group import Ranks
 from pytest_ep.timing.sampling import COMPONENTS
 from pytest_ep.timing.sampling import Batch
@@ -69,7 +70,7 @@ class GraphSampler:
             self._pair(index)
         ranks.synchronize()
         self._chain = self._capture_pairs() if between is None else None
-        self._part_graph, self._part_marks, self._part_output = self._capture_parts()
+        self._part_graph, self._part_marks, self._part_output, self._handle = self._capture_parts()
         self.batch(WARMUP_REPLAYS)
         self._empty.clear()
 
@@ -89,8 +90,10 @@ class GraphSampler:
         return [(self._problems[-1], output) for output in left]
 
     def faults(self) -> list[str]:
-        """Replays whose final output is not, bit for bit, that of the first."""
-        return [f"{self._differing} replays gave another output than the first"] if self._differing else []
+        """Replays whose final output is not bit for bit the first's; what the last dispatch brought."""
+        found = [f"{self._differing} replays gave another output than the first"] if self._differing else []
+        arrived = inspect(self._backend, self._problems[-1], self._handle)
+        return [*found, f"timed dispatch: {arrived}"] if arrived else found
 
     def says(self) -> dict[str, Any]:
         """What a sample is made of."""
@@ -147,7 +150,7 @@ class GraphSampler:
             end.record()
         return graph, (start, end), output
 
-    def _capture_parts(self) -> tuple[torch.cuda.CUDAGraph, tuple[Any, Any], Tensor]:
+    def _capture_parts(self) -> tuple[torch.cuda.CUDAGraph, tuple[Any, Any], Tensor, Any]:
         graph = torch.cuda.CUDAGraph()
         windows = [(_event(), _event(), _event()) for _ in self._problems]
         nothing = (_event(), _event())
@@ -164,7 +167,7 @@ class GraphSampler:
                 after.record()
             for mark in nothing:
                 mark.record()
-        return graph, (windows, nothing), output
+        return graph, (windows, nothing), output, handle
 
 
 def laps(pair_seconds: float, routings: int) -> int:

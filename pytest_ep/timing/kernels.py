@@ -104,12 +104,11 @@ class KernelSampler(EagerSampler):
         clock: Recorder,
         between: Callable[[], None] | None = None,
     ) -> None:
-        """Stage ``rows`` [S, H] BF16, warm up, and record once: the first time is slow."""
+        """Stage ``rows`` [S, H] BF16, warm up, and record once in vain: that is slow and may miss."""
         super().__init__(backend, problem, rows, ranks, clock=clock, between=between)
         self._recorder = clock
         self._kernels: dict[str, dict[str, list[float]]] = {}
-        self.batch(1)
-        self._kernels.clear()
+        self._recorder.during(partial(super().batch, 1))
 
     def batch(self, iterations: int) -> Batch:
         """Record as many pairs as the eager clocks time."""
