@@ -178,15 +178,18 @@ class Case:
 
 
 def failure(verdicts: Sequence[Verdict], failed: Sequence[int], where: str, repeat: str) -> Failure:
-    """Return what all ranks report: the failing rank with the largest error speaks for all.
+    """Return what all ranks report: of those whose fault comes first, the one with the largest error speaks.
 
-    ``repeat`` is the command that repeats the case, for the diagnosis of the ranks' evidence.
+    A fault of dispatch shows in combine too, on other ranks: who saw the cause is who says it. ``repeat`` is
+    the command that repeats the case, for the diagnosis of the ranks' evidence.
     """
 
-    def error(rank: int) -> float:
-        return math.inf if math.isnan(verdicts[rank].error) else verdicts[rank].error
+    def place(rank: int) -> tuple[int, float, int]:
+        error = verdicts[rank].error
+        first = min(checks.order(name) for name in verdicts[rank].failed)
+        return first, -math.inf if math.isnan(error) else -error, rank
 
-    speaker = max(failed, key=lambda rank: (error(rank), -rank))
+    speaker = min(failed, key=place)
     verdict = verdicts[speaker]
     others = f" (and ranks {', '.join(map(str, failed))} in all)" if len(failed) > 1 else ""
     names = dict.fromkeys(name for rank in failed for name in verdicts[rank].failed)
@@ -194,7 +197,7 @@ def failure(verdicts: Sequence[Verdict], failed: Sequence[int], where: str, repe
     found = diagnose([one.evidence for one in verdicts], repeat)
     return Failure(
         f"{where}{verdict.message}{others}",
-        code=",".join(names),
+        code=",".join(sorted(names, key=checks.order)),
         rank=speaker,
         token=worst.token if worst else None,
         column=worst.column if worst else None,

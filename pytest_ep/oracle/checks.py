@@ -152,6 +152,11 @@ def inputs_changed(verdict: Verdict, problem: Problem) -> Verdict:
     return replace(failed, evidence=evidence)
 
 
+def order(check: str) -> int:
+    """Place of a check among those that one fault makes fail: causes before what follows from them."""
+    return _ORDER.index(check) if check in _ORDER else len(_ORDER)
+
+
 def inputs_unchanged(problem: Problem) -> bool:
     """Whether tokens, ids and weights are still, bit for bit, what they were built as."""
     first = problem.first_token(problem.rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import traceback
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -139,8 +140,7 @@ class Fate:
 
     def say_failed(self, phase: str, text: str) -> None:
         """Say a failure where it happened, at once: the end of the session may never come."""
-        last = text.strip().rpartition("\n")[2]
-        self._say(f"rank {self.ballot.rank} failed in {phase} of {self.ballot.pulse.case}: {last}")
+        self._say(f"rank {self.ballot.rank} failed in {phase} of {self.ballot.pulse.case}: {_one_line(text)}")
 
     def _leave(self, phase: str) -> int:
         place = self.ballot.place(phase)
@@ -159,5 +159,11 @@ class Fate:
 
 def _failure(rank: int, phase: str, text: str) -> Failure:
     """The exception in one line, and its whole traceback as what is to be read below it."""
-    last = text.strip().rpartition("\n")[2]
-    return Failure(f"rank {rank} failed in {phase}: {last}", diagnosis=text.strip())
+    return Failure(f"rank {rank} failed in {phase}: {_one_line(text)}", diagnosis=text.strip())
+
+
+def _one_line(traceback: str) -> str:
+    """The innermost exception's name and the first line of what it says; else the last line."""
+    lines = traceback.strip().splitlines() or [""]
+    named = [line for line in lines if re.match(r"[\w.]*[A-Z]\w*(: |$)", line)]
+    return (named or lines)[-1]

@@ -128,7 +128,9 @@ def _block(results: list[CaseResult], facts: Mapping[str, float]) -> Iterator[st
         elif result.outcome == "checked":
             yield from _wrapped(f"{tokens}  checked, ", result.reason)
         elif result.code:
-            yield from _wrapped(f"{tokens}  WRONG  ", f"{_place(result)}{result.reason}")
+            # One failed check names itself in the reason; of several it names those that its rank saw.
+            checks = f"{result.code}: " if "," in result.code else ""
+            yield from _wrapped(f"{tokens}  WRONG  ", f"{_place(result)}{checks}{result.reason}")
         else:
             yield from _wrapped(f"{tokens}  FAILED  ", f"{_place(result)}{result.reason}")
 
