@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.faulty.launch import FaultyRun
+from tests.faults.launch import FaultyRun
 from tests.launching import Torchrun
 
 pytest_plugins = ["pytester"]

@@ -21,11 +21,11 @@ from pytest_ep.oracle.diagnosis.explanations import EXPLANATIONS
 from pytest_ep.oracle.diagnosis.report import Diagnosis
 from pytest_ep.oracle.diagnosis.report import diagnose
 from pytest_ep.oracle.reduction import Contributions
-from tests.faulty.diagnosed import At
-from tests.faulty.diagnosed import Fault
-from tests.faulty.diagnosed import simulate
-from tests.faulty.wrong_combines import COMBINE_FAULTS
-from tests.faulty.wrong_dispatches import DISPATCH_FAULTS
+from tests.faults.diagnosed import At
+from tests.faults.diagnosed import Fault
+from tests.faults.diagnosed import simulate
+from tests.faults.wrong_combines import COMBINE_FAULTS
+from tests.faults.wrong_dispatches import DISPATCH_FAULTS
 
 FAULTS = {fault.name: fault for fault in (*COMBINE_FAULTS, *DISPATCH_FAULTS)}
 SEED_DEFECTS = {"bare", "without_counts", "unmasked", "ladder_sized", "by_slot", "fp32_on_tree"}

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.faulty.diagnosed import DOMAIN
-from tests.faulty.diagnosed import LADDER
-from tests.faulty.diagnosed import SHAPE
-from tests.faulty.diagnosed import SHAPE_TEXT
-from tests.faulty.launch import ROOT
-from tests.faulty.wrong_combines import COMBINE_FAULTS
-from tests.faulty.wrong_dispatches import DISPATCH_FAULTS
+from tests.faults.diagnosed import DOMAIN
+from tests.faults.diagnosed import LADDER
+from tests.faults.diagnosed import SHAPE
+from tests.faults.diagnosed import SHAPE_TEXT
+from tests.faults.launch import ROOT
+from tests.faults.wrong_combines import COMBINE_FAULTS
+from tests.faults.wrong_dispatches import DISPATCH_FAULTS
 from tests.launching import Torchrun
 
 FAULTS = {fault.name: fault for fault in (*COMBINE_FAULTS, *DISPATCH_FAULTS)}
@@ -38,7 +38,7 @@ class Outcome:
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     ep_size: int = request.param
     folder = tmp_path_factory.mktemp(f"ep{ep_size}")
-    (folder / "test_faulty.py").write_text("from tests.faulty.diagnosed_suites import *\n")
+    (folder / "test_faulty.py").write_text("from tests.faults.diagnosed_suites import *\n")
     (folder / "platforms.toml").write_text(PLATFORMS)
     result = Torchrun(folder)(
         ep_size,

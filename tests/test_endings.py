@@ -8,13 +8,13 @@ import socket
 
 import pytest
 
-from tests.faulty.launch import EVERY_T
-from tests.faulty.launch import MODULE
-from tests.faulty.launch import RANK_TIMEOUT
-from tests.faulty.launch import ROOT
-from tests.faulty.launch import SHAPE
-from tests.faulty.launch import FaultyRun
-from tests.faulty.launch import tokens
+from tests.faults.launch import EVERY_T
+from tests.faults.launch import MODULE
+from tests.faults.launch import RANK_TIMEOUT
+from tests.faults.launch import ROOT
+from tests.faults.launch import SHAPE
+from tests.faults.launch import FaultyRun
+from tests.faults.launch import tokens
 from tests.launching import python
 
 

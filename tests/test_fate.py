@@ -7,12 +7,12 @@ import re
 import pytest
 
 from pytest_ep.matrix.cells import PROBE_NAMES
-from tests.faulty.launch import EVERY_T
-from tests.faulty.launch import MODULE
-from tests.faulty.launch import ROOT
-from tests.faulty.launch import SHAPE
-from tests.faulty.launch import FaultyRun
-from tests.faulty.launch import tokens
+from tests.faults.launch import EVERY_T
+from tests.faults.launch import MODULE
+from tests.faults.launch import ROOT
+from tests.faults.launch import SHAPE
+from tests.faults.launch import FaultyRun
+from tests.faults.launch import tokens
 from tests.launching import Torchrun
 
 
@@ -77,7 +77,7 @@ def test_a_module_that_fails_to_import_on_one_rank_stops_all_with_its_text(fault
     outcome = faulty("fails-to-import@1")
 
     assert outcome.code == 1
-    assert "rank 1 failed to collect: E   tests.faulty.fate.InjectedError" in outcome.said
+    assert "rank 1 failed to collect: E   tests.faults.fate.InjectedError" in outcome.said
 
 
 def test_a_conftest_that_fails_to_import_on_one_rank_stops_all_with_its_text(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_ep.oracle.checks import COMBINE_REL_TOL
-from tests.faulty import transports
+from tests.faults import transports
 from tests.launching import Torchrun
 
 SMALL, DEEPSEEK = "h512e256k8", "deepseek_v3"

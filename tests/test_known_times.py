@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.faulty import timed
+from tests.faults import timed
 from tests.launching import python
 
 EXPECTED_US = {"dispatch": 1000, "combine": 3000, "roundtrip": 4000}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.faulty import lifecycle
+from tests.faults import lifecycle
 from tests.launching import Torchrun
 from tests.launching import python
 

@@ -42,7 +42,7 @@ KINDS = [
     "none",
 ]
 MODULE = """
-from tests.faulty.fate import *
+from tests.faults.fate import *
 class TestFaulty(FaultySuite):
     pass
 """

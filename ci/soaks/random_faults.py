@@ -1,4 +1,7 @@
-"""Many cases on eight ranks, a tenth of them with a random fault: every verdict must be right."""
+"""Many cases on eight ranks, a tenth of them with a random fault: every verdict must be right.
+
+Cases are checked and not timed: ci/soak faults has the faults of timing and recording.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,18 @@ SURVIVABLE = [
     "between",
     "in-combine",
     "in-oracle",
-    "in-recording",
     "in-teardown",
     "skips-alone",
 ]
 MODULE = """
-from pytest_ep.timing import sampling
-from tests.faulty.fate import *
-
-sampling.WARMUP_PAIRS = 1  # nobody reads these timings, and eight ranks share two cores
+from tests.faults.fate import *
 class TestFaulty(FaultySuite):
     pass
 """
 
 
 def run(seed: int, ranks: int, cases: int) -> tuple[float, set[int], set[int], set[int]]:
-    """Run one seed; return seconds, the T with a fault, those that failed and those that were timed."""
+    """Run one seed; return seconds, the T with a fault, those that failed and those found right."""
     rng = random.Random(seed)
     faulty = {tokens: rng.choice(SURVIVABLE) for tokens in rng.sample(range(1, cases + 1), cases // 10)}
     everyone = range(ranks)
@@ -47,7 +46,7 @@ def run(seed: int, ranks: int, cases: int) -> tuple[float, set[int], set[int], s
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         command += ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--ep-shape=hidden=64,experts=16,top_k=4"]
         command += [f"--ep-tokens={','.join(map(str, range(1, cases + 1)))}", f"--ep-size={ranks}"]
-        command += ["--ep-iterations=1", "--benchmark-json=out.json", "-k", "bf16 and not test_probe"]
+        command += ["--benchmark-disable", "--benchmark-json=out.json", "-k", "bf16 and not test_probe"]
         began = time.monotonic()
         subprocess.run(
             [*command, "test_faulty.py"],
@@ -60,7 +59,8 @@ def run(seed: int, ranks: int, cases: int) -> tuple[float, set[int], set[int], s
         seconds = time.monotonic() - began
         result = json.loads((there / "out.json").read_text())
     failed = {int(re.findall(r"T(\d{5})", one["case"])[0]) for one in result["pytest_ep"]["failed"]}
-    return seconds, set(faulty), failed, {row["params"]["tokens"] for row in result["benchmarks"]}
+    right = {int(re.findall(r"T(\d{5})", one["case"])[0]) for one in result["pytest_ep"]["checked"]}
+    return seconds, set(faulty), failed, right
 
 
 def main() -> None:
@@ -72,12 +72,12 @@ def main() -> None:
     options = parser.parse_args()
     wrong = 0
     for seed in range(options.seeds):
-        seconds, faulty, failed, timed = run(seed, options.ranks, options.cases)
-        bad = (faulty ^ failed) | (timed ^ (set(range(1, options.cases + 1)) - faulty))
+        seconds, faulty, failed, right = run(seed, options.ranks, options.cases)
+        bad = (faulty ^ failed) | (right ^ (set(range(1, options.cases + 1)) - faulty))
         wrong += len(bad)
         print(
             f"seed {seed:3d}: {seconds:6.1f} s, {len(faulty)} faults, {len(failed)} failed, "
-            f"{len(timed)} timed, wrong verdicts: {sorted(bad) or 'none'}",
+            f"{len(right)} right, wrong verdicts: {sorted(bad) or 'none'}",
             flush=True,
         )
     print(f"{options.seeds} seeds, {options.ranks} ranks, {options.cases} cases each: {wrong} wrong verdicts")

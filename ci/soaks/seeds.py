@@ -15,12 +15,12 @@ from pytest_ep.matrix.shapes import Shape
 from pytest_ep.oracle.checks import Verdict
 from pytest_ep.workload.problem import build_problem
 from pytest_ep.workload.routing import load_trace
-from tests.faulty.diagnosed import Crossing
-from tests.faulty.diagnosed import Fault
-from tests.faulty.diagnosed import on_threads
-from tests.faulty.diagnosed import run_case
-from tests.faulty.diagnosed import threaded
-from tests.faulty.diagnosed import transport
+from tests.faults.diagnosed import Crossing
+from tests.faults.diagnosed import Fault
+from tests.faults.diagnosed import on_threads
+from tests.faults.diagnosed import run_case
+from tests.faults.diagnosed import threaded
+from tests.faults.diagnosed import transport
 
 REDUCTIONS = ("rank-sum-fp32", "two-level", "topk-slot-tree")
 EP_SIZES = (1, 2, 3, 4, 5, 8)

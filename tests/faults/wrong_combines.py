@@ -15,11 +15,11 @@ from pytest_ep.oracle.diagnosis import arithmetic
 from pytest_ep.oracle.diagnosis.scene import only
 from pytest_ep.oracle.reduction import Contributions
 from pytest_ep.workload import contents
-from tests.faulty.diagnosed import CULPRIT
-from tests.faulty.diagnosed import DOMAIN
-from tests.faulty.diagnosed import LADDER
-from tests.faulty.diagnosed import At
-from tests.faulty.diagnosed import Fault
+from tests.faults.diagnosed import CULPRIT
+from tests.faults.diagnosed import DOMAIN
+from tests.faults.diagnosed import LADDER
+from tests.faults.diagnosed import At
+from tests.faults.diagnosed import Fault
 
 VALUES = "combine_values"
 FP32 = reduction.rank_sum_fp32

@@ -12,9 +12,9 @@ from pytest_ep.backends.base import Received
 from pytest_ep.backends.torch_a2a import Exchange
 from pytest_ep.workload import contents
 from pytest_ep.workload.problem import Problem
-from tests.faulty.diagnosed import At
-from tests.faulty.diagnosed import Fault
-from tests.faulty.diagnosed import Faulty
+from tests.faults.diagnosed import At
+from tests.faults.diagnosed import Fault
+from tests.faults.diagnosed import Faulty
 
 
 def everywhere(ep_size: int, tokens: int) -> str:

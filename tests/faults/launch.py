@@ -14,7 +14,7 @@ from tests.launching import Torchrun
 ROOT = Path(__file__).parents[2]
 RANK_TIMEOUT = 6
 MODULE = """
-from tests.faulty.fate import *
+from tests.faults.fate import *
 
 class TestFaulty(FaultySuite):
     pass
@@ -53,7 +53,7 @@ def tokens(case: str) -> int:
 
 
 class FaultyRun:
-    """Runs two ranks with the faults of tests/faulty/fate.py in a folder."""
+    """Runs two ranks with the faults of tests/faults/fate.py in a folder."""
 
     def __init__(self, torchrun: Torchrun) -> None:
         self._torchrun = torchrun

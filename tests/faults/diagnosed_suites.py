@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pytest_ep import EPSuite
-from tests.faulty.diagnosed import transport
-from tests.faulty.wrong_combines import COMBINE_FAULTS
-from tests.faulty.wrong_dispatches import DISPATCH_FAULTS
+from tests.faults.diagnosed import transport
+from tests.faults.wrong_combines import COMBINE_FAULTS
+from tests.faults.wrong_dispatches import DISPATCH_FAULTS
 
 for _fault in (*COMBINE_FAULTS, *DISPATCH_FAULTS):
     _name = f"Test_{_fault.name}"

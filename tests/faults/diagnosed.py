@@ -1,7 +1,7 @@
 """Transports that are wrong in one way each, with the sentence that should name it: one table.
 
 A fault changes what a rank sends, says that it received, stages, adds or returns. The transports run on real
-ranks (``tests/faulty/diagnosed_suites.py``) and, all the same, as threads of one process (``threaded``).
+ranks (``tests/faults/diagnosed_suites.py``) and, all the same, as threads of one process (``threaded``).
 """
 
 from __future__ import annotations
