@@ -69,7 +69,7 @@ class Reports:
         outcome: str = "xfailed" if hasattr(report, "wasxfail") else report.outcome
         raised = call.excinfo.value if call.excinfo is not None else None
         stop = self._stop(report.when)
-        vote = Vote(outcome, stop=stop)
+        vote = Vote(outcome, raised.failure.reason if isinstance(raised, AgreedFailure) else "", stop=stop)
         if outcome == "failed" and not isinstance(raised, AgreedFailure):
             text = report.longreprtext
             place = fate.leave(str(report.when))

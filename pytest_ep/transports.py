@@ -95,12 +95,12 @@ class Transports:
         """After a fault left ranks in different places: new groups, and a new transport when asked."""
         if not self._run.fate.broken_by:
             return
-        live, self._live = self._live, None
         since = self._run.fate.broken_by
-        if not self._lost and any(self._run.fate.ballot.gather("device health", self._device_fault())):
+        if not self._lost and any(self._run.fate.together("device health", self._device_fault)):
             self._lost = f"not run: a device's context is lost since {since}"
         if self._lost:
             raise AgreedFailure(Failure(self._lost))
+        live, self._live = self._live, None
         if live is not None:
             with contextlib.suppress(Exception):  # it may wait for nobody: its groups are gone
                 live.backend.close()

@@ -42,6 +42,15 @@ def test_setup_teardown_and_a_lone_skip_are_everyones_too(faulty: FaultyRun) -> 
     assert "rank 1 failed in teardown" in outcome.said
 
 
+def test_a_rank_that_skips_alone_while_others_recover_spares_the_next_case(faulty: FaultyRun) -> None:
+    outcome = faulty("in-teardown@1:2,skips-alone@1:4,in-teardown@0:8")
+
+    assert outcome.code == 1
+    assert outcome.failed() == [2, 4, 8]
+    assert outcome.timed == [1, 16]
+    assert re.search(r"rank 1 did not come to device health: it is at setup of .*T00004\]", outcome.said)
+
+
 def test_a_construction_that_fails_on_one_rank_ends_the_key_at_once(faulty: FaultyRun) -> None:
     outcome = faulty("in-setup@1")
 

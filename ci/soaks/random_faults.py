@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+OUTPUTS = os.environ.get("SOAK_OUTPUTS", "")
+"""Where each seed's output goes, as PREFIX-SEED.txt; nowhere unless it is set."""
 SURVIVABLE = [
     "before-dispatch",
     "between",
@@ -48,14 +50,17 @@ def run(seed: int, ranks: int, cases: int) -> tuple[float, set[int], set[int], s
         command += [f"--ep-tokens={','.join(map(str, range(1, cases + 1)))}", f"--ep-size={ranks}"]
         command += ["--benchmark-disable", "--benchmark-json=out.json", "-k", "bf16 and not test_probe"]
         began = time.monotonic()
-        subprocess.run(
+        job = subprocess.run(
             [*command, "test_faulty.py"],
             cwd=there,
             env={**os.environ, "PYTEST_EP_FAULT": ",".join(faults)},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             check=False,
             timeout=900,
         )
+        if OUTPUTS:
+            Path(f"{OUTPUTS}-{seed}.txt").write_bytes(job.stdout)
         seconds = time.monotonic() - began
         result = json.loads((there / "out.json").read_text())
     failed = {int(re.findall(r"T(\d{5})", one["case"])[0]) for one in result["pytest_ep"]["failed"]}

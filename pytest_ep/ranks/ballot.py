@@ -22,6 +22,15 @@ FIRST_NAP, LONGEST_NAP = 1e-4, 2e-2
 """Seconds between looks at the store: short while the ranks are in step, longer once one is late."""
 
 
+class OutOfStep(pytest.exit.Exception):  # type: ignore[misc, name-defined]
+    """Ranks came to different topics in one turn. Unless it is caught, every rank leaves the session."""
+
+    def __init__(self, topics: list[str]) -> None:
+        said = ", ".join(f"rank {rank} is at {there}" for rank, there in enumerate(topics))
+        super().__init__(f"pytest_ep: the ranks lost step: {said}", pytest.ExitCode.INTERNAL_ERROR)
+        self.topics = topics
+
+
 class Ballot:
     """One fixed sequence of turns in which every rank says something and hears what all said.
 
@@ -44,7 +53,7 @@ class Ballot:
     def gather(self, topic: str, value: object) -> list[Any]:
         """Return what each rank said at this turn, by rank. Values are pickled.
 
-        A rank at another topic has lost step: every rank then leaves the session with both topics named.
+        Raises OutOfStep on every rank where one is at another topic.
         """
         self.pulse.beat()
         if self._store is None:
@@ -59,8 +68,7 @@ class Ballot:
             self._ask(lambda store: store.delete_key(f"turn/{self._turn - 2}/{self.rank}"))
         topics = [vote[0] for vote in votes]
         if len(set(topics)) > 1:
-            said = ", ".join(f"rank {rank} is at {there}" for rank, there in enumerate(topics))
-            pytest.exit(f"pytest_ep: the ranks lost step: {said}", returncode=pytest.ExitCode.INTERNAL_ERROR)
+            raise OutOfStep(topics)
         return [vote[1] for vote in votes]
 
     def place(self, topic: str) -> int:

@@ -14,6 +14,11 @@ from typing import Any
 import pytest
 
 from pytest_ep.ranks.ballot import Ballot
+from pytest_ep.ranks.ballot import OutOfStep
+
+STEP = "step: "
+"""Begins the topic of work done together, as opposed to a report of an item."""
+REPORTS = ("setup of ", "call of ", "teardown of ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,10 @@ class Fate:
             place = self._leave(phase)
             self.say_failed(phase, text)
             vote = Vote("failed", text, place)
-        votes = self.ballot.gather(phase, vote)
+        try:
+            votes = self.ballot.gather(f"{STEP}{phase}", vote)
+        except OutOfStep as apart:
+            raise self._deserted(phase, apart) from None
         left = self._first(votes, "left")
         if left is not None:
             pytest.exit(f"rank {left} left the session in {phase}: {votes[left].text}")
@@ -125,7 +133,14 @@ class Fate:
 
         None where all agree. A failure anywhere is everyone's; so is a skip on some ranks only.
         """
-        votes: list[Vote] = self.ballot.gather(phase, vote)
+        while True:
+            try:
+                votes: list[Vote] = self.ballot.gather(phase, vote)
+                break
+            except OutOfStep as apart:
+                # Who is still in a step of this item hears of this report there, and comes here next.
+                if not all(there == phase or there.startswith(STEP) for there in apart.topics):
+                    raise
         failed = self._first(votes, "failed")
         if failed is not None:
             return votes, _failure(failed, phase, votes[failed].text)
@@ -141,6 +156,16 @@ class Fate:
     def say_failed(self, phase: str, text: str) -> None:
         """Say a failure where it happened, at once: the end of the session may never come."""
         self._say(f"rank {self.ballot.rank} failed in {phase} of {self.ballot.pulse.case}: {_one_line(text)}")
+
+    def _deserted(self, phase: str, apart: OutOfStep) -> BaseException:
+        """Return what to raise in a step to which some rank will not come: it has ended this item already."""
+        gone = [rank for rank, there in enumerate(apart.topics) if not there.startswith(STEP)]
+        steps = {there for there in apart.topics if there.startswith(STEP)}
+        if steps != {f"{STEP}{phase}"} or not all(apart.topics[rank].startswith(REPORTS) for rank in gone):
+            return apart
+        return AgreedFailure(
+            Failure(f"rank {gone[0]} did not come to {phase}: it is at {apart.topics[gone[0]]}")
+        )
 
     def _leave(self, phase: str) -> int:
         place = self.ballot.place(phase)
