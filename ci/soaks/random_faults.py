@@ -71,12 +71,13 @@ def run(seed: int, ranks: int, cases: int) -> tuple[float, set[int], set[int], s
 def main() -> None:
     """Print a line for each seed, then the sum."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--cases", type=int, default=200)
     options = parser.parse_args()
     wrong = 0
-    for seed in range(options.seeds):
+    for seed in range(options.first, options.first + options.seeds):
         seconds, faulty, failed, right = run(seed, options.ranks, options.cases)
         bad = (faulty ^ failed) | (right ^ (set(range(1, options.cases + 1)) - faulty))
         wrong += len(bad)
