@@ -96,7 +96,9 @@ def test_ranks_that_are_all_stuck_so_end_too(faulty: FaultyRun, pytester: pytest
     assert outcome.code == 1
     assert outcome.seconds < RANK_TIMEOUT + 10 + 10
     assert "in strike" in outcome.stderr
-    assert "T00002" in pytester.path.joinpath("out.json.jsonl").read_text()
+    # The first that ends lets torchrun wake another, which may still report: then the result file is whole.
+    kept = [path for path in (pytester.path / "out.json.jsonl", pytester.path / "out.json") if path.exists()]
+    assert any("T00002" in path.read_text() for path in kept)
 
 
 def test_a_case_may_not_take_longer_than_its_limit(
