@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pytest_ep.backends import flashinfer_setup
+from pytest_ep.backends import flashinfer_wires
 from pytest_ep.backends.base import BackendUnavailable
 from pytest_ep.ranks.group import Ranks
 from pytest_ep.ranks.identity import Identity
@@ -177,3 +178,15 @@ def test_a_failed_allocation_releases_nothing(monkeypatch: pytest.MonkeyPatch) -
 def test_memory_that_does_not_keep_what_is_written_is_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BackendUnavailable, match="reads back other bytes"):
         peers(monkeypatch, Driver(forgets=True), devices=2, ranks=2, local_rank=0)
+
+
+def test_a_communicator_that_the_wheel_finds_partial_is_named_at_construction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kind = type("CommBackend", (), dict.fromkeys(("Get_rank", "bcast", "reduce_scatter", "alltoall")))
+    for name in ("flashinfer", "flashinfer.comm", "flashinfer.comm.mnnvl"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setattr(sys.modules["flashinfer.comm.mnnvl"], "CommBackend", kind, raising=False)
+
+    with pytest.raises(TypeError, match="communicators have alltoall, reduce_scatter, which ours lacks"):
+        flashinfer_wires.communicator(None)  # type: ignore[arg-type]
