@@ -16,6 +16,7 @@ from pytest_ep.matrix.shapes import Shape
 from pytest_ep.results.record import CaseResult
 from pytest_ep.results.record import Ledger
 from pytest_ep.results.record import Measurement
+from pytest_ep.results.record import parameters
 from pytest_ep.timing.statistics import SampleError
 from pytest_ep.timing.traffic import Leaving
 from pytest_ep.timing.traffic import Traffic
@@ -53,6 +54,7 @@ KEYS = [
     "reduction",
     "max_tokens",
 ]
+PARAMS = parameters(CELL)
 
 # A suite of one case that measures nothing and records SAMPLES, on the plugin's recording path alone.
 CONFTEST = f"""
@@ -283,14 +285,17 @@ def test_the_section_lists_every_case_that_left_no_row() -> None:
     assert section["failed"] == [
         {
             "case": "b",
+            "params": PARAMS,
             "code": "combine",
             "reason": "wrong",
             "diagnosis": "other reduction",
             "evidence": {},
         }
     ]
-    assert section["skipped"] == [{"case": "c", "code": "ranks", "reason": "8 ranks, 4 here"}]
-    assert section["checked"] == [{"case": "d", "reason": "two ranks share a GPU"}]
+    assert section["skipped"] == [
+        {"case": "c", "params": PARAMS, "code": "ranks", "reason": "8 ranks, 4 here"}
+    ]
+    assert section["checked"] == [{"case": "d", "params": PARAMS, "reason": "two ranks share a GPU"}]
     assert section["probed"] == [{"case": "e", "reason": "uniform: as expected"}]
     assert section["not_run"] == [{"case": "f", "reason": "stopping after 1 failures"}]
     assert section["drift"] == [{"tokens": 1}]

@@ -257,6 +257,7 @@ class CaseResult:
         """Return what files say of this case, rows apart."""
         return {
             "case": self.nodeid,
+            "params": parameters(self.cell),
             "outcome": self.outcome,
             "code": self.code,
             "reason": self.reason,
@@ -340,13 +341,13 @@ def section(lines: Sequence[Mapping[str, JSON]], not_run: Iterable[str], why: st
 
     return {
         "schema": SCHEMA,
-        "failed": of("failed", "case", "code", "reason", "diagnosis", "evidence"),
-        "skipped": of("skipped", "case", "code", "reason"),
-        "checked": of("checked", "case", "reason"),
+        "failed": of("failed", "case", "params", "code", "reason", "diagnosis", "evidence"),
+        "skipped": of("skipped", "case", "params", "code", "reason"),
+        "checked": of("checked", "case", "params", "reason"),
         "probed": of("probed", "case", "reason"),
         "not_run": [{"case": case, "reason": why} for case in not_run],
         "cases": [
-            {name: line[name] for name in ("case", "outcome", "reason", "identity", "versions")}
+            {name: line[name] for name in ("case", "params", "outcome", "reason", "identity", "versions")}
             for line in lines
             if line["outcome"] in ("timed", "checked")
         ],
