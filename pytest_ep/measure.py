@@ -32,6 +32,7 @@ from pytest_ep.timing.kernels import SPAN
 from pytest_ep.timing.kernels import KernelSampler
 from pytest_ep.timing.kernels import Profiler
 from pytest_ep.timing.sampling import COMPONENTS
+from pytest_ep.timing.sampling import METADATA
 from pytest_ep.timing.sampling import EagerSampler
 from pytest_ep.timing.sampling import Sampler
 from pytest_ep.timing.traffic import Traffic
@@ -83,6 +84,8 @@ class Timing:
         agreed = self._verified(sampler)
         rows: Rows = {one: {**sampler.says_of(one), **sampled.skew(one)} for one in COMPONENTS}
         _add_spans(rows, sampled)
+        if METADATA in sampled.seconds:
+            rows["dispatch"]["metadata_us"] = sampled.median_us(METADATA)
         if self._between is None or sampler.name != "graph":
             rows["roundtrip"]["overlap_lost_us"] = _overlap_lost_us(sampled)
         for other in others:

@@ -6,11 +6,14 @@ import contextlib
 import copy
 import os
 from collections.abc import MutableMapping
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 from typing import Any
 
 import pytest
 
+from pytest_ep.matrix.machine import run_command
 from pytest_ep.ranks.ending import early_report
 from pytest_ep.ranks.launch import EXIT_FILE
 from pytest_ep.ranks.watchdog import Ending
@@ -20,10 +23,16 @@ from pytest_ep.reports import Reports
 from pytest_ep.results import artifact
 from pytest_ep.results import curves
 from pytest_ep.results import environment
+from pytest_ep.results import hosts
+from pytest_ep.results import invocation
+from pytest_ep.results import topology
 from pytest_ep.results.record import CaseResult
 from pytest_ep.results.summary import write_summary
 from pytest_ep.run import PLANNED
 from pytest_ep.run import Run
+
+if TYPE_CHECKING:
+    from pytest_ep.results.record import JSON
 
 FAREWELL = 20.0
 """Seconds that the other ranks give the reporter to write its files and summary."""
@@ -69,6 +78,8 @@ class EPSession:
     def __init__(self, run: Run, reports: Reports) -> None:
         self._run = run
         self._reports = reports
+        # Now: transports set variables of their own.
+        self._started = invocation.started(run.config.invocation_params.args, run.identity, os.environ)
         limits = Limits(rank=run.options.rank_timeout, case=run.options.case_timeout)
         self.watchdog = Watchdog(
             run.identity,
@@ -148,16 +159,16 @@ class EPSession:
         """Add the hardware, drop what changes from second to second."""
         run = self._run
         sku = run.platforms.sku(run.machine.sku, run.machine.devices)
-        hosts, left = divmod(run.identity.size, run.identity.local_size)
         environment.drop_jitter(machine_info)
         machine_info["pytest_ep"] = environment.hardware(
-            run.machine, sku.link, sku.gbps, [run.identity.local_size] * hosts + [left] * bool(left)
+            run.machine, sku.link, sku.gbps, self._ranks_by_host, self._survey
         )
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_commit_info(self, commit_info: MutableMapping[str, Any]) -> None:
-        """Add the software."""
-        commit_info["pytest_ep"] = environment.software(self._run.versions)
+        """Add the software, and how the run was started."""
+        environment.admit_unknown(commit_info)
+        commit_info["pytest_ep"] = environment.software(self._run.versions, self._started)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_json(self, output_json: MutableMapping[str, Any]) -> None:
@@ -178,17 +189,34 @@ class EPSession:
             if not all("component" in (row["params"] or {}) for row in rows)
         ]
 
+    @cached_property
+    def _survey(self) -> dict[str, JSON]:
+        """Asked once; of no driver by a rank that writes in place of a lost one, as that may hang it."""
+        asked = run_command if self._run.identity.rank == 0 else lambda argv: None
+        return topology.survey(os.environ, command=asked)
+
+    @property
+    def _ranks_by_host(self) -> list[int]:
+        return hosts.ranks_by_host(self._run.identity.size, self._run.identity.local_size)
+
     def _section(self) -> dict[str, Any]:
         run, session = self._run, self._run.session
         assert session is not None
         run.ledger.not_run = [nodeid for nodeid in self._selected() if run.ledger.of(nodeid) is None]
         why = session.shouldstop or session.shouldfail or "the run ended"
         run.ledger.stopped_by = run.ledger.stopped_by or str(why)
-        return {**run.ledger.section(), "fits": curves.fits(curves.rows_of(run.ledger))}
+        return {
+            **run.ledger.section(),
+            "medians": hosts.medians(run.ledger, self._ranks_by_host),
+            "fits": curves.fits(curves.rows_of(run.ledger)),
+        }
 
     def _selected(self) -> list[str]:
+        return [item.nodeid for item in self._planned()]
+
+    def _planned(self) -> list[pytest.Item]:
         assert self._run.session is not None
-        return [item.nodeid for item in self._run.session.items if PLANNED in item.stash]
+        return [item for item in self._run.session.items if PLANNED in item.stash]
 
     def _judge(self) -> pytest.ExitCode:
         if not (self._run.executed or self._run.resumed or self._run.options.allow_skips):
@@ -220,6 +248,8 @@ class EPSession:
     def _open_journal(self) -> None:
         run = self._run
         if path := artifact.result_path(run.config):
+            if any(item.stash[PLANNED].skip is None for item in self._planned()):
+                import torch  # noqa: F401 - the first case would, and the head is to say its version
             run.machine_info, commit_info = artifact.describe(run.config)
             run.journal = artifact.open_journal(path, self._selected(), run.machine_info, commit_info)
 

@@ -152,6 +152,9 @@ class Transport:
     def stage_constant(self, problem: Piece, rows: Tensor) -> Tensor:
         return rows.expand(self.tokens, -1)
 
+    def metadata(self, problem: Piece) -> bool:
+        return False
+
     def dispatch(self, problem: Piece) -> None:
         self.device.run("dispatch", problem.dispatch_seconds)
 

@@ -11,8 +11,10 @@ import torch
 
 from pytest_ep.timing import graphs
 from pytest_ep.timing.graphs import FILL_PAIRS
+from pytest_ep.timing.graphs import SETTLED
 from pytest_ep.timing.graphs import GraphSampler
 from pytest_ep.timing.graphs import laps
+from pytest_ep.timing.graphs import settle
 from tests.fake_device import EVENT_NODE
 from tests.fake_device import Device
 from tests.fake_device import OnlyRank
@@ -85,6 +87,31 @@ def test_samples_are_means_over_all_routings(device: Device) -> None:
 )
 def test_a_replay_takes_about_12_ms_in_1_to_12_laps(pair_seconds: float, expected: int) -> None:
     assert laps(pair_seconds, 8) == expected
+
+
+def test_a_window_of_its_own_has_each_pair_of_4_laps_at_most(device: Device) -> None:
+    pieces = [Piece(10e-6), Piece(20e-6)]
+    assert sampler_of(Transport(device), pieces, 18e-6).says()["windows_per_replay"] == 8
+    assert sampler_of(Transport(device), pieces, 3e-3).says()["windows_per_replay"] == 4
+    assert sampler_of(Transport(device), pieces, 1.0).says()["windows_per_replay"] == 2
+
+
+def test_a_process_has_captured_graphs_before_the_first_that_is_timed(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured: list[int] = []
+    capture = torch.cuda.graph
+
+    def counting(graph: Any) -> Any:
+        captured.append(len(captured))
+        return capture(graph)
+
+    monkeypatch.setattr(torch.cuda, "graph", counting)
+    settle.cache_clear()
+    sampler_of(Transport(device))
+    assert len(captured) == SETTLED + 2
+    sampler_of(Transport(device))
+    assert len(captured) == SETTLED + 4, "once in a process"
 
 
 def test_what_comes_between_pairs_is_in_no_window_and_a_roundtrip_is_the_sum(device: Device) -> None:

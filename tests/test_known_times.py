@@ -69,6 +69,15 @@ def test_each_component_takes_as_long_as_its_step_and_staging_is_in_none(
         assert row["stats"]["median"] == pytest.approx(EXPECTED_US[component] / 1e6, rel=0.2)
 
 
+def test_metadata_that_the_transport_tells_apart_is_beside_dispatch_alone(launch: Launch) -> None:
+    for component in EXPECTED_US:
+        for row in launch.rows("sleeping", component):
+            if component == "dispatch":
+                assert row["extra_info"]["metadata_us"] == pytest.approx(500, rel=0.3)
+            else:
+                assert "metadata_us" not in row["extra_info"]
+
+
 def test_tokens_per_second_are_those_of_the_roundtrip(launch: Launch) -> None:
     for component in EXPECTED_US:
         for row in launch.rows("sleeping", component):

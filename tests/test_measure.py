@@ -40,6 +40,7 @@ class OnDevice:
 
     def __init__(self, device: Device) -> None:
         self.device = device
+        self.tells_metadata_apart = False
         self.right = self.right_eagerly = self.carries_weights = True
 
     def _launch(self) -> None:
@@ -51,6 +52,10 @@ class OnDevice:
 
     def stage_constant(self, problem: Problem, rows: Tensor) -> Tensor:
         return rows.expand(problem.tokens, -1)
+
+    def metadata(self, problem: Problem) -> bool:
+        self._launch()
+        return self.tells_metadata_apart
 
     def dispatch(self, problem: Problem) -> None:
         self._launch()
@@ -201,6 +206,17 @@ def test_a_flush_is_in_no_window_of_any_clock(bench: Bench, clock: str) -> None:
     if clock == "graph":
         assert rows["roundtrip"]["p50_us"] == us(DISPATCH_US + COMBINE_US)
     assert ("overlap_lost_us" in rows["roundtrip"]) == (clock != "graph")
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_metadata_has_its_median_beside_dispatch_where_an_eager_clock_owns_the_rows(
+    bench: Bench, apart: bool
+) -> None:
+    bench.backend.tells_metadata_apart = apart
+    rows = bench.measure("event").rows()
+    assert [one for one, row in rows.items() if "metadata_us" in row] == ["dispatch"] * apart
+    if apart:
+        assert rows["dispatch"]["metadata_us"] == pytest.approx(LAUNCH_US + 3)
 
 
 def test_pauses_are_timed_by_the_eager_clock_beside_no_pause(bench: Bench) -> None:

@@ -35,7 +35,7 @@ class Logging(Transport):
         return staged
 
 
-def sampler_of(log: list[str], **more: Any) -> EagerSampler:
+def sampler_of(log: list[str], transport: type[Logging] | None = None, **more: Any) -> EagerSampler:
     ranks: Any = OnlyRank(log=log)
     clock: Any = SimpleNamespace(
         name="host",
@@ -43,7 +43,7 @@ def sampler_of(log: list[str], **more: Any) -> EagerSampler:
         end=lambda: log.append("end"),
         seconds=lambda start, end: 1.0,
     )
-    backend, problem = cast(Any, Logging(log)), cast(Any, Piece())
+    backend, problem = cast(Any, (transport or Logging)(log)), cast(Any, Piece())
     return EagerSampler(backend, problem, torch.ones(1, 4, dtype=torch.bfloat16), ranks, clock=clock, **more)
 
 
@@ -55,6 +55,23 @@ def test_dispatch_its_combine_and_a_roundtrip_are_windows_of_aligned_ranks() -> 
     assert sampler.batch(1) == {"dispatch": [1.0], "combine": [1.0], "roundtrip": [1.0]}
     windows = (["dispatch"], ["combine"], ["dispatch", "combine"])
     assert log == [entry for calls in windows for entry in (*ALIGNED, *calls, "end", "synchronize")]
+
+
+def test_metadata_that_can_be_told_apart_has_a_window_of_its_own_in_each_turn() -> None:
+    log: list[str] = []
+
+    class Separable(Logging):
+        def metadata(self, problem: Piece) -> bool:
+            self.log.append("metadata")
+            return True
+
+    sampler = sampler_of(log, transport=Separable)
+    log.clear()
+    assert set(sampler.batch(2)) == {"dispatch", "combine", "roundtrip", "metadata"}
+    places = [place for place, entry in enumerate(log) if entry == "metadata"]
+    assert len(places) == 2
+    for place in places:
+        assert log[place - 3 : place + 3] == [*ALIGNED, "metadata", "end", "synchronize"]
 
 
 def test_what_comes_between_pairs_is_before_the_alignment_of_their_first_window() -> None:

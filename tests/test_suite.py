@@ -172,8 +172,8 @@ def test_a_case_leaves_three_rows_with_scalar_parameters_and_a_group_each(measur
 def test_the_keys_of_extra_info_are_fixed(measured: Launch) -> None:
     for row in measured.rows():
         info = row["extra_info"]
-        roundtrip = {"overlap_lost_us"} if row["params"]["component"] == "roundtrip" else set()
-        assert set(info) == roundtrip | {
+        own = {"roundtrip": {"overlap_lost_us"}, "dispatch": {"metadata_us"}}
+        assert set(info) == own.get(row["params"]["component"], set()) | {
             *("clock", "samples", "p50_us", "p90_us", "p99_us", "noise", "spread_us", "copies", "bytes"),
             *("scale_up_bytes", "scale_out_bytes", "metadata_bytes", "gbps", "link_share", "tokens_per_s"),
             *("error", "bit_exact", "reduction", "max_tokens"),
@@ -187,6 +187,8 @@ def test_the_keys_of_extra_info_are_fixed(measured: Launch) -> None:
         assert (info["error"], info["bit_exact"]) == (0.0, 1.0)
         assert 0 < info["p50_us"] <= info["p90_us"] <= info["p99_us"]
         assert info["p50_us"] == pytest.approx(1e6 * row["stats"]["median"])
+        if "metadata_us" in info:
+            assert 0 < info["metadata_us"] < info["p50_us"], "dispatch has it inside"
         assert info["gbps"] == pytest.approx(info["bytes"] / info["p50_us"] / 1e3)
 
 

@@ -138,6 +138,13 @@ class EPBackend(ABC):
     def combine(self, problem: Problem, handle: Any, staged: Any) -> Tensor:
         """Return and reduce the staged messages: [T, H] BF16, this rank's tokens in their order."""
 
+    def metadata(self, problem: Problem) -> bool:
+        """Do alone what dispatch does first with this step's routing: layout, counts, a host's read of them.
+
+        Timed beside dispatch, which has it inside. Returns whether the transport can tell it apart.
+        """
+        return False
+
     def poison(self, problem: Problem) -> bool:
         """Fill what the next exchange will read or overwrite with a pattern that shows: NaN, where it can be.
 

@@ -70,11 +70,7 @@ class TorchA2A(EPBackend):
         """Exchange counts, then tokens, then ids and weights."""
         import torch
 
-        goes = torch.zeros(problem.tokens, self._ranks.size + 1, dtype=torch.bool, device=problem.x.device)
-        goes.scatter_(1, self._owners[problem.expert_ids], True)
-        order = goes[:, :-1].t().nonzero()[:, 1]
-        counts = goes[:, :-1].sum(0)
-        sent, received = torch.stack([counts, self._all_to_all(counts)]).tolist()
+        order, sent, received = self._layout(problem)
         metadata = torch.cat([problem.expert_ids.int(), problem.weights.view(torch.int32)], 1)
         return Exchange(
             sent,
@@ -83,6 +79,11 @@ class TorchA2A(EPBackend):
             self._all_to_all(problem.x[order], sent, received),
             self._all_to_all(metadata[order], sent, received),
         )
+
+    def metadata(self, problem: Problem) -> bool:
+        """Exchange counts alone."""
+        self._layout(problem)
+        return True
 
     def receive(self, problem: Problem, handle: Exchange) -> Received:
         """Mask what belongs to other ranks and count what belongs to this one."""
@@ -126,6 +127,17 @@ class TorchA2A(EPBackend):
 
     def close(self) -> None:
         """Nothing outlives the process groups."""
+
+    def _layout(self, problem: Problem) -> tuple[Tensor, list[int], list[int]]:
+        """Which token each sent row is, in order of destination; rows to and from each rank."""
+        import torch
+
+        goes = torch.zeros(problem.tokens, self._ranks.size + 1, dtype=torch.bool, device=problem.x.device)
+        goes.scatter_(1, self._owners[problem.expert_ids], True)
+        order = goes[:, :-1].t().nonzero()[:, 1]
+        counts = goes[:, :-1].sum(0)
+        sent, received = torch.stack([counts, self._all_to_all(counts)]).tolist()
+        return order, sent, received
 
     def _all_to_all(
         self, rows: Tensor, sent: list[int] | None = None, received: list[int] | None = None

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from typing import Protocol
+from typing import TypeVar
 
 if TYPE_CHECKING:
     from pytest_ep.matrix.platforms import Platforms
@@ -36,6 +38,18 @@ class Machine:
     driver: str = ""
 
 
+class HasUuid(Protocol):
+    """A device as its driver lists it."""
+
+    @property
+    def uuid(self) -> str:
+        """``GPU-...``, empty where the driver names none."""
+        ...
+
+
+Listed = TypeVar("Listed", bound=HasUuid)
+
+
 @dataclass(frozen=True, slots=True)
 class _Device:
     product: str
@@ -57,10 +71,10 @@ def detect(
     """
     environ = os.environ if environ is None else environ
     nvidia = _from_nvidia_smi(command or run_command) or _from_proc(root)
-    devices = _visible(nvidia, environ.get("CUDA_VISIBLE_DEVICES"))
+    devices = visible(nvidia, environ.get("CUDA_VISIBLE_DEVICES"))
     if not nvidia:
         chosen = next((environ[name] for name in _AMD_VISIBLE if name in environ), None)
-        devices = _visible(_from_sysfs(root), chosen)
+        devices = visible(_from_sysfs(root), chosen)
     if not devices:
         return Machine("cpu", 0, "cpu")
     first = devices[0]
@@ -81,6 +95,24 @@ def run_command(argv: Sequence[str]) -> str | None:
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def visible(devices: list[Listed], chosen: str | None) -> list[Listed]:
+    """The devices that a ``*_VISIBLE_DEVICES`` value leaves: as the drivers do, up to its first bad entry."""
+    if chosen is None:
+        return devices
+    left: list[Listed] = []
+    for entry in (part.strip() for part in chosen.split(",")):
+        if entry.isascii() and entry.isdigit():
+            found = devices[int(entry) : int(entry) + 1]
+        elif entry.startswith("MIG-"):
+            found = devices[:1]
+        else:
+            found = [device for device in devices if entry and device.uuid.startswith(entry)][:1]
+        if not found:
+            break
+        left += found
+    return left
 
 
 def _from_nvidia_smi(command: Command) -> list[_Device]:
@@ -115,24 +147,6 @@ def _from_sysfs(root: Path) -> list[_Device]:
     driver = _text(root / "sys/module/amdgpu/version").strip()
     # A partitioned device shows one node per partition, and each of them is a device to a program.
     return [_Device(products[0], "", driver)] * (len(computing) or len(products))
-
-
-def _visible(devices: list[_Device], chosen: str | None) -> list[_Device]:
-    """The devices that a ``*_VISIBLE_DEVICES`` value leaves: as the drivers do, up to its first bad entry."""
-    if chosen is None:
-        return devices
-    visible: list[_Device] = []
-    for entry in (part.strip() for part in chosen.split(",")):
-        if entry.isascii() and entry.isdigit():
-            found = devices[int(entry) : int(entry) + 1]
-        elif entry.startswith("MIG-"):
-            found = devices[:1]
-        else:
-            found = [device for device in devices if entry and device.uuid.startswith(entry)][:1]
-        if not found:
-            break
-        visible += found
-    return visible
 
 
 def _text(file: Path) -> str:

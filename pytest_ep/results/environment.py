@@ -1,7 +1,7 @@
 """What a result file says about the machine and the software: facts, free of jitter.
 
-pytest-benchmark warns at every comparison whose ``machine_info`` differs, so that holds hardware alone and
-versions go into ``commit_info``.
+pytest-benchmark warns at every comparison whose ``machine_info`` differs, so that holds hardware alone,
+without names of hosts; what else holds for a run goes into ``commit_info``.
 """
 
 from __future__ import annotations
@@ -11,22 +11,28 @@ import sys
 from collections.abc import Mapping
 from collections.abc import MutableMapping
 from collections.abc import Sequence
-from importlib import metadata
 from typing import TYPE_CHECKING
 from typing import Any
 
+from pytest_ep import __version__
 from pytest_ep.matrix.machine import Machine
+from pytest_ep.results import libraries
 
 if TYPE_CHECKING:
     from pytest_ep.results.record import JSON
 
 
 def hardware(
-    machine: Machine, link: str, link_gbps: float | None, ranks_by_host: Sequence[int]
+    machine: Machine,
+    link: str,
+    link_gbps: float | None,
+    ranks_by_host: Sequence[int],
+    survey: Mapping[str, JSON],
 ) -> dict[str, JSON]:
     """Return what ``machine_info`` gains.
 
-    ``link_gbps`` is the link's peak per direction in GB/s; ``ranks_by_host`` the ranks of each host in order.
+    ``link_gbps`` is the link's peak per direction in GB/s; ``ranks_by_host`` the ranks of each host in order;
+    ``survey`` is ``topology.survey`` of rank 0's host.
     """
     return {
         "sku": machine.sku,
@@ -37,42 +43,54 @@ def hardware(
         "link_gbps": link_gbps,
         "ranks": sum(ranks_by_host),
         "ranks_by_host": list(ranks_by_host),
+        **survey,
     }
 
 
 def drop_jitter(machine_info: MutableMapping[str, Any]) -> None:
-    """Remove the momentary clock rates that pytest-benchmark puts among the facts of the processor."""
+    """Remove what differs between runs on like machines: the host's name and momentary clock rates.
+
+    Where a processor's brand names no rate, pytest-benchmark's source gives the rate of the moment as the
+    advertised one; where it does, the brand says it. The host's name joins the software.
+    """
+    machine_info.pop("node", None)
     processor = machine_info.get("cpu") or {}
-    for momentary in ("hz_actual", "hz_actual_friendly"):
-        processor.pop(momentary, None)
+    for rate in ("hz_actual", "hz_actual_friendly", "hz_advertised", "hz_advertised_friendly"):
+        processor.pop(rate, None)
 
 
-def software(backends: Mapping[str, Mapping[str, str]]) -> dict[str, JSON]:
+def admit_unknown(commit_info: MutableMapping[str, Any]) -> None:
+    """Take back "not dirty" where pytest-benchmark found no commit that could be."""
+    if commit_info.get("id") in ("unknown", "unversioned"):
+        commit_info["dirty"] = None
+
+
+def software(
+    backends: Mapping[str, Mapping[str, str]], started: Mapping[str, JSON] | None = None
+) -> dict[str, JSON]:
     """Return what ``commit_info`` gains; ``backends`` are each transport's ``versions`` by its name.
 
     torch is asked only where it is loaded, as it is wherever a transport ran; elsewhere, and in a build
-    without CUDA or NCCL, the version is null.
+    without CUDA or NCCL, the version is null. ``nccl`` is what torch was built with, ``nccl_loaded`` what
+    this process runs; ``cuda_driver`` the newest CUDA of the driver. ``started`` says how the run was.
     """
     return {
         "python": platform.python_version(),
-        "pytest_ep": _installed("pytest-ep"),
+        "pytest_ep": __version__,
         **_torch(),
+        "nccl_loaded": [*libraries.nccl_loaded()],
+        "cuda_driver": libraries.cuda_driver(),
         "backends": {name: dict(versions) for name, versions in sorted(backends.items())},
+        "host": platform.node(),
+        **(started or {}),
     }
 
 
 def _torch() -> dict[str, JSON]:
     torch = sys.modules.get("torch")
     if torch is None:
-        return {"torch": None, "cuda": None, "nccl": None}
-    nccl = None
-    if torch.version.cuda and torch.distributed.is_available() and torch.distributed.is_nccl_available():
+        return {"torch": None, "cuda": None, "hip": None, "nccl": None}
+    cuda, hip, nccl = torch.version.cuda, torch.version.hip, None
+    if (cuda or hip) and torch.distributed.is_available() and torch.distributed.is_nccl_available():
         nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
-    return {"torch": str(torch.__version__), "cuda": torch.version.cuda, "nccl": nccl}
-
-
-def _installed(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
+    return {"torch": str(torch.__version__), "cuda": cuda, "hip": hip, "nccl": nccl}

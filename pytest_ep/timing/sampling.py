@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from typing import ClassVar
 from typing import Protocol
 
 from torch import Tensor
@@ -17,6 +18,8 @@ from pytest_ep.timing.clocks import Clock
 from pytest_ep.workload.problem import Problem
 
 COMPONENTS = ("dispatch", "combine", "roundtrip")
+METADATA = "metadata"
+"""The series of what a transport can time apart of its dispatch."""
 WARMUP_PAIRS = 5
 
 Batch = dict[str, list[float]]
@@ -50,6 +53,7 @@ class EagerSampler:
     """Windows of a clock around eager calls; ``between``, if any, is called before each pair."""
 
     series: tuple[str, ...] = COMPONENTS
+    times_metadata: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -71,6 +75,8 @@ class EagerSampler:
         self._staged = backend.stage_constant(problem, rows)
         self._output = problem.x
         self._arrived = ""
+        if self.times_metadata and backend.metadata(problem):
+            self.series = (*COMPONENTS, METADATA)
         for _ in range(WARMUP_PAIRS):
             ranks.pulse.beat()
             self._pair()
@@ -79,7 +85,7 @@ class EagerSampler:
     def batch(self, iterations: int) -> Batch:
         """Time dispatch, then the combine of that very dispatch, then a roundtrip."""
         backend, problem, staged = self._backend, self._problem, self._staged
-        taken: Batch = {component: [] for component in COMPONENTS}
+        taken: Batch = {one: [] for one in self.series if one in (*COMPONENTS, METADATA)}
         for left in reversed(range(iterations)):
             self._ranks.pulse.beat()
             self._prepare()
@@ -92,6 +98,8 @@ class EagerSampler:
             self._prepare()
             seconds, self._output = self._window(self._pair)
             taken["roundtrip"].append(seconds)
+            if METADATA in taken:
+                taken[METADATA].append(self._window(partial(backend.metadata, problem))[0])
         return taken
 
     def pair_after(self, pause: float) -> float:

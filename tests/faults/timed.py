@@ -38,6 +38,10 @@ class Sleeping(EPBackend):
     def dispatch(self, problem: Problem) -> None:
         time.sleep(self.dispatch_seconds)
 
+    def metadata(self, problem: Problem) -> bool:
+        time.sleep(0.5e-3)
+        return True
+
     def receive(self, problem: Problem, handle: None) -> Received:
         counts = torch.bincount(problem.expert_ids.flatten(), minlength=self.experts)
         return Received(problem.x, problem.expert_ids, problem.weights, counts)

@@ -1,0 +1,43 @@
+"""How ranks and hosts differ: each one's median of each timed case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import accumulate
+from statistics import median
+from typing import TYPE_CHECKING
+from typing import Any
+
+from pytest_ep.results.record import CaseResult
+
+if TYPE_CHECKING:
+    from pytest_ep.results.record import JSON
+
+
+def ranks_by_host(size: int, local_size: int) -> list[int]:
+    """Return how many ranks each host has, in order of rank: ``local_size`` on each, the last may have fewer."""
+    hosts, left = divmod(size, local_size)
+    return [local_size] * hosts + [left] * bool(left)
+
+
+def medians(results: Iterable[CaseResult], by_host: Sequence[int]) -> list[dict[str, JSON]]:
+    """Return the medians of each rank, and of the ranks of each host, in us, by timed case and component.
+
+    A host's is the median of its ranks' medians; hosts have ``by_host`` ranks each, in order of rank.
+    """
+    ends = list(accumulate(by_host))
+    said: list[dict[str, JSON]] = []
+    for result in results:
+        for component, row in result.rows.items():
+            ranks: Any = row["rank_p50_us"]
+            hosts = [median(ranks[end - held : end]) for end, held in zip(ends, by_host, strict=True)]
+            said.append(
+                {
+                    "case": result.nodeid,
+                    "component": component,
+                    "rank_p50_us": ranks,
+                    "host_p50_us": list(hosts),
+                }
+            )
+    return said
