@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ from pytest_ep.sampled import Sampled
 from pytest_ep.sampled import sample
 from pytest_ep.timing import clocks
 from pytest_ep.timing import device
+from pytest_ep.timing import graphs
 from pytest_ep.timing import tracing
 from pytest_ep.timing.flush import L2Flush
 from pytest_ep.timing.graphs import GraphSampler
@@ -163,13 +163,8 @@ class Timing:
         made: list[GraphSampler] = []
 
         def guess() -> float:
-            staged = backend.stage_constant(problem, self._constant_rows(problem))
-            ranks.synchronize()
-            began = time.perf_counter()
-            for _ in range(3):
-                backend.combine(problem, backend.dispatch(problem), staged)
-            ranks.synchronize()
-            return (time.perf_counter() - began) / 3
+            routings, rows = self._routings(problem), self._constant_rows(problem)
+            return graphs.pair_seconds(backend, routings, rows, ranks)
 
         pair = self._together("timing: a first guess", guess)[0]
 

@@ -14,6 +14,7 @@ from pytest_ep.timing.graphs import FILL_PAIRS
 from pytest_ep.timing.graphs import SETTLED
 from pytest_ep.timing.graphs import GraphSampler
 from pytest_ep.timing.graphs import laps
+from pytest_ep.timing.graphs import pair_seconds
 from pytest_ep.timing.graphs import settle
 from tests.fake_device import EVENT_NODE
 from tests.fake_device import Device
@@ -160,3 +161,10 @@ def test_what_the_last_dispatch_brought_is_a_fault_where_it_is_wrong(device: Dev
     assert sampler.faults() == []
     device.wrong = pieces[-1]
     assert sampler.faults() == ["timed dispatch: weights"]
+
+
+def test_a_pair_takes_what_the_device_needs_and_not_what_launching_costs(device: Device) -> None:
+    pieces = cast(Any, [Piece(10e-6), Piece(20e-6)])
+    transport = Transport(device)
+    found = pair_seconds(cast(Any, transport), pieces, ROWS, cast(Any, OnlyRank()))
+    assert found == pytest.approx((20e-6 + 15e-6 + 5e-6) / 2 + EVENT_NODE / 2, rel=0.05)

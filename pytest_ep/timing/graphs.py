@@ -47,8 +47,8 @@ class GraphSampler:
     """Samples of the graph clock; a sample is one replay of each graph.
 
     ``problems`` are the routings that the pairs cycle through; ``rows`` [S, H] BF16 the constant messages;
-    ``pair_seconds`` a first guess of a pair's duration, the same on every rank; ``between``, if any, issues
-    what comes before each pair.
+    ``pair_seconds``, the same on every rank, what the function of that name found on one; ``between``, if
+    any, issues what comes before each pair.
     """
 
     name = "graph"
@@ -180,6 +180,25 @@ class GraphSampler:
             for mark in nothing:
                 mark.record()
         return graph, (windows, nothing), output, handle
+
+
+def pair_seconds(backend: EPBackend, problems: Sequence[Problem], rows: Tensor, ranks: Ranks) -> float:
+    """Return about how long a pair takes the device: each problem's, replayed once to warm, then timed."""
+    settle(rows.device)
+    staged = backend.stage_constant(problems[0], rows)
+    for problem in problems:
+        backend.combine(problem, backend.dispatch(problem), staged)
+    ranks.synchronize()
+    graph, start, end = torch.cuda.CUDAGraph(), _event(), _event()
+    with torch.cuda.graph(graph):
+        start.record()
+        for problem in problems:
+            backend.combine(problem, backend.dispatch(problem), staged)
+        end.record()
+    for _ in range(2):
+        graph.replay()
+        ranks.synchronize()
+    return _seconds(start, end) / len(problems)
 
 
 @cache
