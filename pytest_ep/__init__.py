@@ -3,3 +3,4 @@
 from pytest_ep.suite import EPSuite
 
 __all__ = ["EPSuite"]
+__version__ = "0.1.0"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def ranks_by_host(size: int, local_size: int) -> list[int]:
-    """Return how many ranks each host has, in order of rank: ``local_size`` on each, the last may have fewer."""
+    """Return the ranks of each host, in order of rank: ``local_size`` on each, the last may have fewer."""
     hosts, left = divmod(size, local_size)
     return [local_size] * hosts + [left] * bool(left)
 

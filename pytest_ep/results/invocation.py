@@ -44,6 +44,8 @@ CHANGE_BEHAVIOUR = {
 }
 """Starts of names, and what they change here."""
 
+_LABELS = ("CUDA_VERSION", "NCCL_VERSION")
+"""What NVIDIA's images say of themselves: nothing reads it, and another version may be loaded."""
 _ANEW_EACH_RUN = ("NCCL_COMM_ID", "NVSHMEM_BOOTSTRAP_UID_SESSION_ID")
 _SECRET = re.compile(r"(^|_)(CREDENTIALS?|KEY|PASSWORD|SECRET|TOKEN)$")
 _RESULT = "--benchmark-json"
@@ -61,12 +63,12 @@ def started(
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what changes behaviour, by name; no secrets, and nothing that each run has anew."""
+    """Return what changes behaviour, by name; no labels, no secrets, nothing that each run has anew."""
     return {
         name: value
         for name, value in sorted(environ.items())
         if name.startswith(tuple(CHANGE_BEHAVIOUR))
-        and name not in _ANEW_EACH_RUN
+        and name not in (*_LABELS, *_ANEW_EACH_RUN)
         and not _SECRET.search(name)
     }
 
