@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -14,6 +16,8 @@ from typing import NoReturn
 
 import pytest
 
+from pytest_ep.alike import difference
+from pytest_ep.gate import reruns
 from pytest_ep.matrix.cells import PROBE_NAMES
 from pytest_ep.matrix.cells import PROBE_TOKENS
 from pytest_ep.matrix.cells import Cell
@@ -128,6 +132,18 @@ def by_key(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a rank says once it has collected: of its items, of what kept it from more, and of its host."""
+
+    digest: str
+    errors: str
+    refusal: str
+    facts: dict[str, str]
+    host: str
+    local_size: int
+
+
 class Agreement:
     """Registered last of all plugins, so that it sees the whole set first and the selection last.
 
@@ -154,16 +170,25 @@ class Agreement:
         self._begin(run)
         mark(items, run)
         collected = list(items)
-        result = yield
+        try:
+            result = yield
+        except BaseException as error:
+            self._silence()
+            run.fate.part(error)
+            raise
         by_key(items)
+        run.refusal = run.refusal or reruns(run.config, collected)
         self._compare(collected)
+        self._adopt(items, {item.nodeid: item for item in collected})
+        return result
+
+    def _adopt(self, items: list[pytest.Item], known: Mapping[str, pytest.Item]) -> None:
+        run = self._run
         leads = run.identity.rank == 0
         chosen = ([item.nodeid for item in items], self._finished(items)) if leads else None
         selection, resumed = run.fate.ballot.gather("selection", chosen)[0]
-        known = {item.nodeid: item for item in collected}
         items[:] = [known[nodeid] for nodeid in selection]
         self._resume(resumed, known)
-        return result
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep what failed to be collected here: the other ranks need its text."""
@@ -192,29 +217,51 @@ class Agreement:
             self._run.ledger.add(CaseResult.resumed(items[nodeid].stash[PLANNED].cell, entry))
 
     def _compare(self, items: list[pytest.Item]) -> None:
-        mine = sorted(item.nodeid for item in items)
-        said = (sha256("\n".join(mine).encode()).hexdigest(), "\n".join(self._errors), self._run.refusal)
-        votes: list[tuple[str, str, str]] = self._run.fate.ballot.gather("collection", said)
-        if refusal := next((refusal for _, _, refusal in votes if refusal), ""):
+        from pytest_ep.results.hosts import ranks_by_host
+
+        run, mine = self._run, sorted(item.nodeid for item in items)
+        votes: list[Collected] = run.fate.ballot.gather(
+            "collection",
+            Collected(
+                sha256("\n".join(mine).encode()).hexdigest(),
+                "\n".join(self._errors),
+                run.refusal,
+                run.host_facts,
+                platform.node(),
+                run.identity.local_size,
+            ),
+        )
+        if refusal := next((vote.refusal for vote in votes if vote.refusal), ""):
             self._stop(refusal)
-        failing = [rank for rank, (_, errors, _) in enumerate(votes) if errors]
+        run.ranks_by_host = ranks_by_host([vote.local_size for vote in votes])
+        ranks = [f"rank {rank} on {vote.host}" for rank, vote in enumerate(votes)]
+        if unlike := difference([vote.facts for vote in votes], ranks):
+            self._stop(f"{unlike}; give every host the same, or their numbers belong to no machine")
+        failing = [rank for rank, vote in enumerate(votes) if vote.errors]
         if 0 < len(failing) < len(votes):
             rank = failing[0]
-            self._stop(f"rank {rank} failed to collect what others did:\n{votes[rank][1]}")
+            self._stop(f"rank {rank} failed to collect what others did:\n{votes[rank].errors}")
         if failing:
             return  # everywhere: pytest itself reports it and stops
-        if len({digest for digest, _, _ in votes}) > 1:
-            every: list[list[str]] = self._run.fate.ballot.gather("collected ids", mine)
+        if len({vote.digest for vote in votes}) > 1:
+            every: list[list[str]] = run.fate.ballot.gather("collected ids", mine)
             rank = next(rank for rank, ids in enumerate(every) if ids != every[0])
             self._stop(_difference(rank, every[0], every[rank]))
 
     def _stop(self, why: str) -> NoReturn:
         from pytest_ep.results.artifact import silence_benchmark
 
+        self._silence()
         silence_benchmark(self._run.config)
         if self._run.reporter:
             raise pytest.UsageError(why)
         pytest.exit(why, returncode=pytest.ExitCode.USAGE_ERROR)
+
+    def _silence(self) -> None:
+        from pytest_ep.results.artifact import silence
+
+        if not self._run.reporter:
+            silence(self._run.config)
 
 
 def _difference(rank: int, ours: list[str], theirs: list[str]) -> str:

@@ -78,8 +78,11 @@ def add_options(parser: pytest.Parser) -> None:
     """Register the options. A malformed value is a pytest.UsageError of one line as it is parsed."""
     group = parser.getgroup("ep", "expert-parallel cases")
 
-    def add(name: str, parse: Callable[[str], Any], metavar: str, text: str, default: Any = None) -> None:
-        group.addoption(name, type=_refusing(name, parse), metavar=metavar, help=text, default=default)
+    def add(
+        name: str, parse: Callable[[str], Any], metavar: str, text: str, default: Any = None, **more: str
+    ) -> None:
+        parse = _refusing(name, parse)
+        group.addoption(name, type=parse, metavar=metavar, help=text, default=default, **more)
 
     add("--ep-sku", str, "NAME|all", "Cases of this sku instead of the machine's own")
     add("--ep-platforms", str, "FILE", "TOML file that adds to or overrides the built-in platforms")
@@ -113,7 +116,8 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption("--ep-poison", action="store_true", help=text)
     text = "Exit with 0 although every case was skipped"
     group.addoption("--ep-allow-skips", action="store_true", help=text)
-    add("--ep-require", _backends, "BACKEND[,..]", "Fail unless a case of each of these backends passed", ())
+    text = "Fail unless a case that this matches, as -k would, was executed and passed; may be given again"
+    add("--ep-require", _requirement, "EXPRESSION", text, action="append")
     add(
         "--ep-iterations", _count(1_000_000), "N", "Measured iterations instead of a number chosen by warm-up"
     )
@@ -175,7 +179,7 @@ def parse_options(
         poison=config.getoption("ep_poison"),
         resume=Path(resume) if (resume := config.getoption("ep_resume")) else None,
         allow_skips=config.getoption("ep_allow_skips"),
-        require=config.getoption("ep_require"),
+        require=tuple(config.getoption("ep_require") or ()),
         iterations=config.getoption("ep_iterations"),
         clocks=config.getoption("ep_clock"),
         target_ci=config.getoption("ep_target_ci"),
@@ -311,12 +315,11 @@ def _shape(text: str) -> str:
     return text
 
 
-def _backends(text: str) -> tuple[str, ...]:
-    names = _list(text)
-    for name in names:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise ValueError(f"{name!r} is no backend's name: letters, digits and _, as flashinfer_ep")
-    return tuple(names)
+def _requirement(text: str) -> str:
+    from pytest_ep.gate import compiled
+
+    compiled(text)
+    return text
 
 
 def _seconds(text: str) -> float:

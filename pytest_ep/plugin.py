@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -29,7 +30,8 @@ def pytest_load_initial_conftests() -> object:
         from pytest_ep.ranks.identity import read_identity
         from pytest_ep.run import announce
 
-        announce(read_identity(), "failed to import a conftest", str(error))
+        with contextlib.suppress(ValueError):  # a launcher's variables, which are no matter of this error
+            announce(read_identity(), "failed to import a conftest", str(error))
         raise
 
 
@@ -41,10 +43,11 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         return None
     from pytest_ep.ranks.identity import Identity
     from pytest_ep.ranks.launch import launch
+    from pytest_ep.ranks.launchers import is_launched
     from pytest_ep.run import Run
 
-    if "RANK" in os.environ:
-        raise pytest.UsageError("--ep-nproc inside a launcher: drop it, or drop torchrun")
+    if is_launched(os.environ):
+        raise pytest.UsageError("--ep-nproc inside a launcher: drop it, or drop the launcher")
     _ = Run(config, Identity(size=nproc, local_size=nproc)).options  # one refusal, not one from each rank
     return launch(nproc, config.invocation_params.args)
 
@@ -66,6 +69,10 @@ def pytest_configure(config: pytest.Config) -> None:
         run.usage_error = pytest.UsageError(str(error))
     config.stash[RUN] = run
     config.pluginmanager.register(LastRegistered(run), "ep-last-registered")
+    if config.getoption("ep_require"):
+        from pytest_ep.gate import WithoutCases
+
+        config.pluginmanager.register(WithoutCases(run), "ep-gate")
     if run.identity.rank:
         from pytest_ep.ranks.output import HeldOutput
         from pytest_ep.ranks.output import HoldBegins

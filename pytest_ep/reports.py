@@ -24,14 +24,15 @@ class Reports:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.current: pytest.Item | None = None
-        self._began = self._case_began = time.monotonic()
+        self._next: pytest.Item | None = None
+        self._case_began = run.began
         self._longest = 0.0
         self._rows: dict[str, list[dict[str, Any]]] = {}
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> object:
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> object:
         """Say which item this rank is at."""
-        self.current = item
+        self.current, self._next = item, nextitem
         self._case_began = time.monotonic()
         self._run.pulse.begin_case(item.nodeid)
         try:
@@ -90,7 +91,9 @@ class Reports:
             return run.fate.ballot.stop
         now = time.monotonic()
         self._longest = max(self._longest, now - self._case_began)
-        if run.identity.rank == 0 and now - self._began + self._longest > budget:
+        if self._next is None or self._next.get_closest_marker("skip") is not None:
+            return ""
+        if run.identity.rank == 0 and now - run.began + self._longest > budget:
             return f"--ep-session-budget: {budget:g} s would not hold another case of {self._longest:.1f} s"
         return ""
 

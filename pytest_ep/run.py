@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,6 +56,8 @@ class Run:
         self.executed = 0
         self.recorded = 0
         self.resumed: dict[str, dict[str, Any]] = {}
+        self.began = time.monotonic()
+        self.ranks_by_host = [identity.size]
         self.journal: Journal | None = None
         self.machine_info: dict[str, Any] | None = None
         self.refusal = ""
@@ -90,6 +93,13 @@ class Run:
         from pytest_ep.matrix.machine import detect
 
         return detect(self.platforms)
+
+    @cached_property
+    def host_facts(self) -> dict[str, str]:
+        """What the hosts of a run must have in common, and a resumed run with its earlier one."""
+        from pytest_ep.alike import facts
+
+        return facts(self.machine)
 
     @cached_property
     def options(self) -> Options:
@@ -169,6 +179,13 @@ class Run:
             iterations=options.iterations,
             exact=options.exact,
             flush_l2=options.flush_l2,
+            target_ci=options.target_ci,
+            time_budget=options.time_budget,
+            idle=options.idle,
+            repeat=options.repeat,
+            poison=options.poison,
+            ranks_by_host=self.ranks_by_host,
+            host=self.host_facts,
             **files,
         )
 
@@ -189,14 +206,17 @@ class Run:
 
 
 def announce(identity: Identity, what: str, text: str) -> None:
-    """Tell the other ranks, if there are any, why this one cannot take part."""
-    if identity.size == 1:
+    """Tell the other ranks, if there are any, why this one cannot take part.
+
+    Who hosts the store cannot stay to be heard: the others find none.
+    """
+    if identity.size == 1 or identity.hosts_store:
         return
     from pytest_ep.ranks import group
     from pytest_ep.ranks import watchdog
 
     last = text.strip().rpartition("\n")[2]
-    with contextlib.suppress(RuntimeError):  # nobody listens
+    with contextlib.suppress(RuntimeError, pytest.UsageError):  # nobody listens
         store = group.connect(identity, first=False)
         assert store is not None
         watchdog.announce(identity, store, f"rank {identity.rank} {what}: {last}", text)

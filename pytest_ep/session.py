@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 from collections.abc import MutableMapping
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pytest_ep import gate
 from pytest_ep.matrix.machine import run_command
 from pytest_ep.ranks.ending import early_report
 from pytest_ep.ranks.launch import EXIT_FILE
@@ -30,6 +30,7 @@ from pytest_ep.results.record import CaseResult
 from pytest_ep.results.summary import write_summary
 from pytest_ep.run import PLANNED
 from pytest_ep.run import Run
+from pytest_ep.run import announce
 
 if TYPE_CHECKING:
     from pytest_ep.results.record import JSON
@@ -45,31 +46,32 @@ def begin(run: Run) -> None:
         run.held.drop()
     if run.usage_error is not None:
         _refuse(run, run.usage_error)
-    _refuse_reruns(config)
     reports = Reports(run)
     config.pluginmanager.register(reports, "ep-reports")
     if config.option.collectonly and run.identity.size == 1:
         return
     if run.identity.rank == 0 and not config.option.collectonly:
         run.refusal = artifact.prepare(config)
-        if run.options.resume is not None:
-            run.resumed = artifact.resumable(run.options.resume)
+        if run.options.resume is not None and not run.refusal:
+            _resume(run, run.options.resume)
     session = EPSession(run, reports)
     config.pluginmanager.register(session, "ep-session")
     session.watchdog.start()
 
 
+def _resume(run: Run, path: Path) -> None:
+    try:
+        run.resumed = artifact.resumable(path)
+    except pytest.UsageError as error:
+        run.refusal = str(error)
+
+
 def _refuse(run: Run, error: pytest.UsageError) -> None:
+    announce(run.identity, "refuses to begin", str(error))
     if run.reporter:
         raise error
+    artifact.silence(run.config)
     pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
-
-
-def _refuse_reruns(config: pytest.Config) -> None:
-    if config.getoption("reruns", None):
-        raise pytest.UsageError(
-            "--reruns with EP cases: a pass would hide the failure before it; drop --reruns"
-        )
 
 
 class EPSession:
@@ -111,7 +113,8 @@ class EPSession:
             run.fate.ballot.gather("end of session", None)
         except BaseException as error:
             if not isinstance(error, pytest.Session.Interrupted | pytest.Session.Failed):
-                self._leave(error)
+                run.ledger.stopped_by = run.ledger.stopped_by or str(error)
+                run.fate.part(error)
             raise
         finally:
             run.close()
@@ -135,7 +138,7 @@ class EPSession:
             pytest.ExitCode.OK,
             pytest.ExitCode.NO_TESTS_COLLECTED,
         ):
-            session.exitstatus = self._judge()
+            session.exitstatus = gate.judge(run)
         result = yield
         if run.reporter and (path := os.environ.get(EXIT_FILE)):
             Path(path).write_text(str(int(session.exitstatus)))
@@ -161,7 +164,7 @@ class EPSession:
         sku = run.platforms.sku(run.machine.sku, run.machine.devices)
         environment.drop_jitter(machine_info)
         machine_info["pytest_ep"] = environment.hardware(
-            run.machine, sku.link, sku.gbps, self._ranks_by_host, self._survey
+            run.machine, sku.link, sku.gbps, run.ranks_by_host, self._survey
         )
 
     @pytest.hookimpl(optionalhook=True)
@@ -195,10 +198,6 @@ class EPSession:
         asked = run_command if self._run.identity.rank == 0 else lambda argv: None
         return topology.survey(os.environ, command=asked)
 
-    @property
-    def _ranks_by_host(self) -> list[int]:
-        return hosts.ranks_by_host(self._run.identity.size, self._run.identity.local_size)
-
     def _section(self) -> dict[str, Any]:
         run, session = self._run, self._run.session
         assert session is not None
@@ -207,7 +206,7 @@ class EPSession:
         run.ledger.stopped_by = run.ledger.stopped_by or str(why)
         return {
             **run.ledger.section(),
-            "medians": hosts.medians(run.ledger, self._ranks_by_host),
+            "medians": hosts.medians(run.ledger, run.ranks_by_host),
             "fits": curves.fits(curves.rows_of(run.ledger)),
         }
 
@@ -218,32 +217,11 @@ class EPSession:
         assert self._run.session is not None
         return [item for item in self._run.session.items if PLANNED in item.stash]
 
-    def _judge(self) -> pytest.ExitCode:
-        if not (self._run.executed or self._run.resumed or self._run.options.allow_skips):
-            return pytest.ExitCode.NO_TESTS_COLLECTED
-        return pytest.ExitCode.TESTS_FAILED if self._missing() else pytest.ExitCode.OK
-
-    def _missing(self) -> list[str]:
-        passed = {
-            result.cell.key.backend for result in self._run.ledger if result.outcome in ("timed", "checked")
-        }
-        return [name for name in self._run.options.require if name not in passed]
-
     def _complaints(self) -> list[str]:
         refused = self._run.journal is None and artifact.result_path(self._run.config)
         if refused or self._run.config.option.collectonly:
             return []  # nothing was to run, or an error says why nothing could
-        lines = [f"--ep-require {name}: no case of {name} passed" for name in self._missing()]
-        if not (self._run.executed or self._run.resumed or self._run.options.allow_skips):
-            lines.append("no case was executed: exit code 5 (--ep-allow-skips to accept that)")
-        return lines
-
-    def _leave(self, error: BaseException) -> None:
-        run = self._run
-        if not isinstance(error, pytest.exit.Exception):
-            run.fate.leave("session")
-        with contextlib.suppress(pytest.exit.Exception):  # the others hear it the same way
-            run.fate.ballot.gather(f"leaving the session: {error or type(error).__name__}", None)
+        return gate.complaints(self._run)
 
     def _open_journal(self) -> None:
         run = self._run
@@ -253,9 +231,9 @@ class EPSession:
             run.machine_info, commit_info = artifact.describe(run.config)
             run.journal = artifact.open_journal(path, self._selected(), run.machine_info, commit_info)
 
-    def _write_without_rows(self) -> None:
+    def _write_without_rows(self, began: bool = False) -> None:
         """Write the result file in pytest-benchmark's stead, which would warn that it writes none."""
-        if self._run.journal is not None:
+        if began or self._run.journal is not None:
             artifact.write_without_rows(self._run.config)
         artifact.silence_benchmark(self._run.config)
 
@@ -274,6 +252,9 @@ class EPSession:
         if run.held is not None:
             run.held.release()
         config = run.config
+        if ending.alone and not artifact.claim(config):
+            artifact.silence(config)
+            run.journal = None
         if capture := config.pluginmanager.getplugin("capturemanager"):
             capture.suspend_global_capture(in_=True)
         text = early_report(ending)
@@ -288,8 +269,8 @@ class EPSession:
         else:
             config.pluginmanager.getplugin("terminalreporter").write_line(text, red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        if run.recorded == 0:
-            self._write_without_rows()
+        if run.recorded == 0 and config.pluginmanager.has_plugin("benchmark"):
+            self._write_without_rows(item is not None)
         # The runner would tear down fixtures, which waits for the ranks that are lost.
         config.pluginmanager.unregister(name="runner")
         config.hook.pytest_sessionfinish(session=session, exitstatus=session.exitstatus)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 
+from pytest_ep.alike import difference
 from pytest_ep.backends.base import BackendUnavailable
 from pytest_ep.backends.base import EPBackend
 from pytest_ep.backends.base import ModeFacts
@@ -17,6 +19,7 @@ from pytest_ep.matrix.cells import Cell
 from pytest_ep.matrix.cells import Key
 from pytest_ep.oracle import reduction as models
 from pytest_ep.oracle.reduction import Reduction
+from pytest_ep.ranks.ballot import AgreedExit
 from pytest_ep.ranks.fate import AgreedFailure
 from pytest_ep.ranks.fate import AgreedSkip
 from pytest_ep.ranks.fate import Failure
@@ -87,9 +90,18 @@ class Transports:
 
     def close(self) -> None:
         """Close the live transport on all ranks together."""
+        if self._run.fate.broken_by:
+            self._drop()
+            return
         live, self._live = self._live, None
         if live is not None:
             self._run.fate.together("closing the transport", live.backend.close)
+
+    def _drop(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            with contextlib.suppress(Exception):  # it may wait for nobody: its groups are gone
+                live.backend.close()
 
     def _recover(self) -> None:
         """After a fault left ranks in different places: new groups, and a new transport when asked."""
@@ -100,10 +112,7 @@ class Transports:
             self._lost = f"not run: a device's context is lost since {since}"
         if self._lost:
             raise AgreedFailure(Failure(self._lost))
-        live, self._live = self._live, None
-        if live is not None:
-            with contextlib.suppress(Exception):  # it may wait for nobody: its groups are gone
-                live.backend.close()
+        self._drop()
         try:
             self._run.fate.together("rebuilding the process groups", self._run.mend)
         except AgreedFailure:
@@ -134,14 +143,9 @@ class Transports:
         routing = self._routing(largest, self._routings(backend.modes[key.mode]))
         try:
             run.fate.together("construction", construct)
+            _same_versions(run.fate.together("versions", lambda: dict(made[0].versions)))
         except (AgreedSkip, AgreedFailure) as ended:
-            for one in made:
-                with contextlib.suppress(Exception):
-                    one.close()
-            if isinstance(ended, AgreedSkip):
-                self._refused[key] = ended
-            else:
-                self._failed[key] = run.pulse.case
+            self._give_up(key, ended, made)
             raise
         live = made[0]
         run.versions[key.backend] = live.versions
@@ -158,6 +162,15 @@ class Transports:
             routing,
             self._routings(backend.modes[key.mode]),
         )
+
+    def _give_up(self, key: Key, ended: AgreedSkip | AgreedFailure, made: Iterable[EPBackend]) -> None:
+        for one in made:
+            with contextlib.suppress(Exception):
+                one.close()
+        if isinstance(ended, AgreedSkip):
+            self._refused[key] = ended
+        else:
+            self._failed[key] = self._run.pulse.case
 
     def _routings(self, facts: ModeFacts) -> int:
         """Pieces of the trace that timed pairs cycle through, where they are captured in a graph."""
@@ -188,6 +201,11 @@ class Transports:
         return found[0]
 
 
+def _same_versions(said: Sequence[Mapping[str, str]]) -> None:
+    if unlike := difference(said, [f"rank {rank}" for rank in range(len(said))]):
+        raise AgreedFailure(Failure(f"{unlike}; give every rank the same packages"))
+
+
 def selected(key: Key, items: Iterable[pytest.Item]) -> list[Cell]:
     """Return the selected cases of a key that run, or its probes without any."""
     cells: dict[bool, list[Cell]] = {True: [], False: []}
@@ -202,8 +220,8 @@ def stop_on_different_routing(digests: Sequence[str]) -> None:
     """End the session on every rank where two ranks built different routing."""
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
-            pytest.exit(
+            raise AgreedExit(
                 f"rank {rank} built other routing than rank 0 ({digest[:12]} against {digests[0][:12]}): "
                 "give every rank the same packages, or clear pytest's cache with --cache-clear",
-                returncode=pytest.ExitCode.TESTS_FAILED,
+                pytest.ExitCode.TESTS_FAILED,
             )

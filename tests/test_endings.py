@@ -18,7 +18,7 @@ from tests.faults.launch import tokens
 from tests.launching import python
 
 
-@pytest.mark.parametrize("fault", ["exits", "segfault"])
+@pytest.mark.parametrize("fault", ["prints-and-exits", "segfault"])
 def test_a_rank_that_dies_ends_the_run_and_loses_no_finished_case(faulty: FaultyRun, fault: str) -> None:
     outcome = faulty(f"{fault}@1")
 
@@ -26,6 +26,9 @@ def test_a_rank_that_dies_ends_the_run_and_loses_no_finished_case(faulty: Faulty
     assert outcome.seconds < 15 + 10
     assert (outcome.timed, outcome.failed()) == ([1, 2], [4])
     assert "rank 1 is gone" in outcome.said
+    if fault == "prints-and-exits":
+        assert re.search(r"rank 1 last seen in 'oracle before timing' of .*T00004\]", outcome.said)
+        assert "rank 1 printed:\n    last words" in outcome.said
     assert outcome.junit_failures == 1
     assert [tokens(one["case"]) for one in outcome.json["pytest_ep"]["not_run"]] == [8, 16]
 
@@ -165,5 +168,8 @@ def test_two_agents_run_one_ladder_and_neither_outlives_the_other_for_long(
     ended = re.search(r"ended after (\d+) s", said)
     assert ended
     assert int(ended[1]) < RANK_TIMEOUT + 10 + 5
-    kept = pytester.path.joinpath("out.json.jsonl" if victim == 0 else "out.json").read_text()
-    assert "T00001" in kept
+    assert "T00001" in pytester.path.joinpath("out.json").read_text()
+    if victim == 0:
+        assert "the rendezvous store is gone" in said
+        assert re.search(r"rank 2 was in .* s after its last step", said)
+        assert not re.search(r"rank 3 was in", said), "one rank of a host reports"

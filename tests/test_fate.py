@@ -7,6 +7,8 @@ import re
 import pytest
 
 from pytest_ep.matrix.cells import PROBE_NAMES
+from pytest_ep.ranks.ballot import AgreedExit
+from pytest_ep.transports import stop_on_different_routing
 from tests.faults.launch import EVERY_T
 from tests.faults.launch import MODULE
 from tests.faults.launch import ROOT
@@ -65,7 +67,8 @@ def test_a_rank_that_is_late_but_alive_is_waited_for(
 ) -> None:
     monkeypatch.setenv("PYTEST_EP_FAULT_SLEEP", "2")
 
-    outcome = faulty("sleeps@1:16")
+    # The last case alone takes longer than that: nothing is left that would not fit.
+    outcome = faulty("sleeps@1:16", "--ep-session-budget=12s")
 
     assert outcome.code == 0, outcome.said
     assert outcome.timed == EVERY_T
@@ -115,6 +118,58 @@ def test_ctrl_c_and_pytest_exit_on_one_rank_stop_all_after_the_same_case(
     assert left.code == 1
     assert left.timed == [1, 2]
     assert "rank 1 left the session in oracle before timing: injected" in left.said
+    pytester.path.joinpath("out.json").unlink()
+
+    alone = faulty("exit-fixture@1:4")
+    assert (alone.code, alone.timed) == (1, [1, 2])
+    assert "rank 1 leaves the session: injected" in alone.said
+    assert alone.seconds < 15
+    assert {one["reason"] for one in alone.json["pytest_ep"]["not_run"]} == {
+        "rank 1 leaves the session: injected"
+    }
+
+
+def test_a_hook_that_fails_on_one_rank_stops_all_with_its_text(
+    faulty: FaultyRun, pytester: pytest.Pytester
+) -> None:
+    pytester.makeconftest(
+        """
+        import os
+
+        def pytest_collection_modifyitems():
+            if os.environ["RANK"] == "1":
+                raise RuntimeError("only here")
+        """
+    )
+
+    outcome = faulty("")
+
+    assert outcome.code == 1
+    assert outcome.seconds < 15
+    assert "rank 1 fails in the session: RuntimeError: only here" in outcome.said
+
+
+def test_ranks_whose_hosts_differ_stop_before_the_first_case(
+    faulty: FaultyRun, pytester: pytest.Pytester
+) -> None:
+    pytester.makeconftest(
+        "import os, platform\nif os.environ['RANK'] == '1':\n    platform.python_version = lambda: '3.0'\n"
+    )
+
+    outcome = faulty("")
+
+    assert outcome.code == 1
+    assert re.search(r"rank 1 on \S+ and rank 0 on \S+ differ: Python 3\.0 against 3\.", outcome.stderr)
+    assert outcome.json == {}
+
+
+def test_different_routing_stops_every_rank() -> None:
+    stop_on_different_routing(["a", "a"])
+    with pytest.raises(
+        AgreedExit, match="rank 2 built other routing than rank 0 \\(b against a\\)"
+    ) as raised:
+        stop_on_different_routing(["a", "a", "b"])
+    assert raised.value.returncode == pytest.ExitCode.TESTS_FAILED
 
 
 def test_a_session_budget_stops_before_the_case_that_would_not_fit(

@@ -14,10 +14,10 @@ from pytest_ep.results.record import CaseResult
 
 
 @pytest.mark.parametrize(
-    ("size", "local_size", "expected"), [(1, 1, [1]), (8, 8, [8]), (8, 4, [4, 4]), (5, 2, [2, 2, 1])]
+    ("local_sizes", "expected"), [([1], [1]), ([4] * 8, [4, 4]), ([2, 2, 2, 2, 3, 3, 3], [2, 2, 3])]
 )
-def test_ranks_lie_on_hosts_in_order(size: int, local_size: int, expected: list[int]) -> None:
-    assert ranks_by_host(size, local_size) == expected
+def test_ranks_lie_on_hosts_in_order(local_sizes: list[int], expected: list[int]) -> None:
+    assert ranks_by_host(local_sizes) == expected
 
 
 def test_a_host_has_the_median_of_its_ranks() -> None:

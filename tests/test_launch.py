@@ -44,7 +44,7 @@ def launch(pytester: pytest.Pytester) -> Launch:
 
 
 def test_nproc_runs_as_many_ranks_and_returns_0_where_all_passed(launch: Launch) -> None:
-    result = launch("--ep-nproc=2", "-k", "test_case or unrelated", "-s")
+    result = launch("--ep-nproc=2", "-k", "test_case or unrelated", "-s", "--ep-require=torch_a2a and EP02")
     assert result.ret == 0
     assert result.parseoutcomes()["passed"] == 2
     result.stdout.fnmatch_lines(["ep: 2 ranks on *", "*rank 0 of 2*"])
@@ -69,6 +69,7 @@ def test_nproc_returns_1_where_a_test_failed_on_a_rank_that_is_silent(launch: La
         ("--ep-nproc=two", "--ep-nproc two: 'two' is not a whole number from 1 to 1024"),
         ("--ep-platforms=absent.toml", "*absent.toml*"),
         ("--ep-clock=event", "--ep-clock event*accelerator*"),
+        ("--ep-require=torch_a2a or", "--ep-require torch_a2a or: at column 13 expected*"),
     ],
 )
 def test_a_wrong_option_is_refused_once_in_one_line_and_returns_4(
@@ -95,11 +96,52 @@ def test_nproc_returns_5_where_nothing_was_executed_and_0_where_that_is_accepted
     allowed.stdout.no_fnmatch_line("*no case was executed*")
 
 
+RERUNS = """
+import pytest
+
+def pytest_addoption(parser):
+    parser.addoption("--reruns", type=int)
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.config.getoption("verbose"):
+            item.add_marker(pytest.mark.flaky(reruns=1))
+"""
+
+
+@pytest.mark.parametrize(("option", "named"), [("--reruns=2", "--reruns"), ("-v", "the marker flaky")])
+def test_what_runs_failed_cases_again_is_refused(
+    launch: Launch, pytester: pytest.Pytester, option: str, named: str
+) -> None:
+    pytester.makeconftest(RERUNS)
+    result = launch(option)
+    assert result.ret == 4
+    result.stderr.fnmatch_lines([f"ERROR: {named} with EP cases: a pass would hide the failure before it; *"])
+
+
 def test_nproc_within_a_launcher_is_refused(launch: Launch) -> None:
     result = launch("--ep-nproc=2", env={"RANK": "0", "WORLD_SIZE": "1"})
     assert result.ret == 4
     assert result.outlines == []
-    assert result.errlines[:1] == ["ERROR: --ep-nproc inside a launcher: drop it, or drop torchrun"]
+    assert result.errlines[:1] == ["ERROR: --ep-nproc inside a launcher: drop it, or drop the launcher"]
+
+
+def test_a_run_without_a_passed_case_of_each_requirement_fails_and_a_probe_is_no_case(launch: Launch) -> None:
+    required = ("torch_a2a and ep01 and T00001", "torch_a2a and ep02", "test_probe", "not torch_a2a")
+    result = launch("-k", "TestBaseline or unrelated", *(f"--ep-require={one}" for one in required))
+    assert result.ret == 1
+    assert "failed" not in result.parseoutcomes()
+    complaints = [line for line in result.outlines if line.startswith("ep: --ep-require")]
+    assert complaints == [
+        f"ep: --ep-require {one!r}: no such case was executed and passed" for one in required[1:]
+    ]
+
+
+def test_a_run_that_collects_no_case_meets_no_requirement(launch: Launch) -> None:
+    result = launch("--ep-require=torch_a2a", "-k", "unrelated", "test_it.py::test_unrelated")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["ep: --ep-require 'torch_a2a': no such case was executed and passed"])
+    assert launch("--ep-require=x", "--collect-only", "test_it.py::test_unrelated").ret == 0
 
 
 def test_without_ranks_the_run_is_ep1_and_says_how_to_get_more(launch: Launch) -> None:

@@ -129,12 +129,13 @@ def test_the_options_of_a_run(parse: Callable[..., Options]) -> None:
         "--ep-exact",
         "--ep-rank-timeout=2.5",
         "--ep-allow-skips",
-        "--ep-require=torch_a2a,flashinfer_ep",
+        "--ep-require=flashinfer_ep and ep08",
+        "--ep-require=torch_a2a",
         "--ep-iterations=7",
         "--ep-clock=host",
     )
     assert (options.nproc, options.exact, options.rank_timeout, options.allow_skips) == (4, True, 2.5, True)
-    assert options.require == ("torch_a2a", "flashinfer_ep")
+    assert options.require == ("flashinfer_ep and ep08", "torch_a2a")
     assert (options.iterations, options.clocks) == (7, ("host",))
 
 
@@ -227,8 +228,10 @@ WRONG = [
     ("--ep-rank-timeout", "0", "'0' is not a positive number of seconds"),
     ("--ep-rank-timeout", "nan", "'nan' is not a positive number of seconds"),
     ("--ep-rank-timeout", "soon", "'soon' is not a positive number of seconds"),
-    ("--ep-require", "flashinfer-ep", "'flashinfer-ep' is no backend's name"),
-    ("--ep-require", "", "'' is no backend's name"),
+    ("--ep-require", "flashinfer_ep and", "at column 18 expected not OR left parenthesis OR identifier; got"),
+    ("--ep-require", "torch_a2a,mori_ep", "at column 10 expected end of input; got ,, give an expression as"),
+    ("--ep-require", "torch_a2a(x=1)", "has a '=', which expressions as for -k do not"),
+    ("--ep-require", " ", "is empty, give an expression as for -k, as 'flashinfer_ep and ep08'"),
     ("--ep-iterations", "0", "'0' is not a whole number from 1 to 1000000"),
     ("--ep-clock", "sundial", "no 'sundial', known: auto, host, event, graph, kernel"),
     ("--ep-clock", "auto,host", "auto chooses alone"),

@@ -582,6 +582,20 @@ def test_the_identity_of_a_case_depends_on_its_routing_its_skew_and_what_their_f
     assert identity("--ep-routing=uniform", "--ep-token-skew=none") == plain[0]
 
 
+def test_the_identity_of_a_case_depends_on_sampling_on_hosts_and_on_versions(
+    configured: Callable[..., pytest.Config],
+) -> None:
+    def identity(*args: str, by_host: tuple[int, ...] = (4,), driver: str = "580") -> str:
+        run = Run(configured(*args), Identity(size=4, local_size=4))
+        run.ranks_by_host, run.host_facts = [*by_host], {"driver": driver}
+        return run.identify(Cell(KEY, ODD, "uniform", 1, NO_SKEW))
+
+    plain = identity()
+    options = ("--ep-target-ci=5", "--ep-time-budget=1s", "--ep-idle=1ms", "--ep-repeat=2", "--ep-poison")
+    others = [identity(option) for option in options]
+    assert len({plain, *others, identity(by_host=(2, 2)), identity(driver="570")}) == len(options) + 3
+
+
 def test_figures_of_a_small_trace_are_those_computed_by_hand() -> None:
     ids = np.array([[0, 1], [1, 2], [3, -1]])
     assert figures(ids, (0, 2, 4), (2, 1)) == pytest.approx(

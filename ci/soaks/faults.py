@@ -38,6 +38,7 @@ KINDS = [
     "skips-alone",
     "interrupted",
     "exit-call",
+    "exit-fixture",
     "killed-inside",
     "none",
 ]
@@ -125,7 +126,7 @@ def said(output: str) -> str:
     lines = [line.strip("E ").strip() for line in output.splitlines()]
     for pattern in (
         r"rank .* is gone",
-        r"rank \d+ (stopped|gave no sign)",
+        r"rank \d+ (stopped|gave no sign|leaves|fails)",
         r"the case takes",
         r"rank \d+ failed",
         r"ranks (disagree|collected|lost)",

@@ -22,12 +22,26 @@ FIRST_NAP, LONGEST_NAP = 1e-4, 2e-2
 """Seconds between looks at the store: short while the ranks are in step, longer once one is late."""
 
 
-class OutOfStep(pytest.exit.Exception):  # type: ignore[misc, name-defined]
+LEAVING, FAILING = "leaves the session: ", "fails in the session: "
+"""Begin the topic of a rank that will come to no other."""
+
+
+class AgreedExit(pytest.exit.Exception):  # type: ignore[misc, name-defined]
+    """Every rank raises it at the same point: nobody need be told."""
+
+
+class OutOfStep(AgreedExit):
     """Ranks came to different topics in one turn. Unless it is caught, every rank leaves the session."""
 
     def __init__(self, topics: list[str]) -> None:
         said = ", ".join(f"rank {rank} is at {there}" for rank, there in enumerate(topics))
-        super().__init__(f"pytest_ep: the ranks lost step: {said}", pytest.ExitCode.INTERNAL_ERROR)
+        said, code = f"pytest_ep: the ranks lost step: {said}", pytest.ExitCode.INTERNAL_ERROR
+        for rank, there in enumerate(topics):
+            if there.startswith((LEAVING, FAILING)):
+                said = f"rank {rank} {there}"
+                code = pytest.ExitCode.INTERRUPTED if there.startswith(LEAVING) else code
+                break
+        super().__init__(said, code)
         self.topics = topics
 
 
@@ -48,6 +62,7 @@ class Ballot:
         self.waiting = False
         self.left_seen = 0
         self._store = store
+        self._hosts_store = identity.hosts_store
         self._turn = 0
 
     def gather(self, topic: str, value: object) -> list[Any]:
@@ -84,16 +99,23 @@ class Ballot:
             self.left_seen = int(self._ask(lambda store: store.add("left", 0)))
 
     def follow(self, topic: str, *, leads: bool, limit: float) -> None:
-        """Wait for the rank that leads to have come here, at most ``limit`` seconds; it waits for nobody."""
+        """Wait for the rank that leads to have come here, at most ``limit`` seconds.
+
+        A rank whose process hosts the store then waits as long for the others to have seen it.
+        """
         if self._store is None:
             return
         deadline = time.monotonic() + limit
         with contextlib.suppress(RuntimeError):  # the store's host has left: so may everyone
             if leads:
                 self._store.set(topic, "")
-            while not self._store.check([topic]) and time.monotonic() < deadline:
+            awaited = [topic]
+            if self._hosts_store:
+                awaited += [f"{topic}/{rank}" for rank in range(1, self.size)]
+            while not self._store.check(awaited) and time.monotonic() < deadline:
                 self.pulse.beat()
                 time.sleep(LONGEST_NAP)
+            self._store.set(f"{topic}/{self.rank}", "")
 
     def _await(self, keys: list[str], topic: str) -> None:
         phase, nap, waited = self.pulse.phase, FIRST_NAP, 0.0

@@ -21,16 +21,19 @@ def early_report(ending: Ending) -> str:
             continue
         where = f" of {status.case}" if status.case else ""
         last = "last seen" if words is None else "was"
+        printed = words.printed if words is not None else ending.printed[rank]
         lines.append(f"rank {rank} {last} in {status.phase!r}{where}, {status.age:.1f} s after its last step")
         stack = words.stack if words is not None else ""
         lines += [f"    {line}" for line in stack.splitlines()]
-        if words is not None and words.printed:
-            lines += [f"  rank {rank} printed:", *(f"    {line}" for line in words.printed.splitlines())]
+        if printed:
+            lines += [f"  rank {rank} printed:", *(f"    {line}" for line in printed.splitlines())]
     return "\n".join(lines)
 
 
 def _cause(ending: Ending) -> str:
     """Blame those that are gone; else, of the silent ones, those that do not merely wait for others."""
+    if ending.alone:
+        return f"{ending.cause}; without it no rank hears of one on another host"
     gone = [rank for rank, words in enumerate(ending.words) if words is None]
     if gone:
         who = f"rank {gone[0]} is" if len(gone) == 1 else f"ranks {', '.join(map(str, gone))} are"

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from pytest_ep.ranks.ballot import FAILING
+from pytest_ep.ranks.ballot import LEAVING
+from pytest_ep.ranks.ballot import AgreedExit
 from pytest_ep.ranks.ballot import Ballot
 from pytest_ep.ranks.ballot import OutOfStep
 
@@ -119,7 +122,7 @@ class Fate:
             raise self._deserted(phase, apart) from None
         left = self._first(votes, "left")
         if left is not None:
-            pytest.exit(f"rank {left} left the session in {phase}: {votes[left].text}")
+            raise AgreedExit(f"rank {left} left the session in {phase}: {votes[left].text}")
         failed = self._first(votes, "failed")
         if failed is not None:
             raise AgreedFailure(_failure(failed, phase, votes[failed].text))
@@ -152,6 +155,18 @@ class Fate:
     def leave(self, phase: str) -> int:
         """Take a place among the failing ranks, then free the peers; returns the place."""
         return self._leave(phase)
+
+    def part(self, error: BaseException) -> None:
+        """Leave the session for ``error``. The others hear of it and leave, too, unless they do already."""
+        self.broken_by = self.broken_by or "the end of the session"
+        if isinstance(error, AgreedExit):
+            return
+        self._leave("session")
+        topic = f"{LEAVING}{error}"
+        if not isinstance(error, pytest.exit.Exception):
+            topic = f"{FAILING}{type(error).__name__}: {error}"
+        with contextlib.suppress(AgreedExit):  # the others hear it the same way
+            self.ballot.gather(topic, None)
 
     def say_failed(self, phase: str, text: str) -> None:
         """Say a failure where it happened, at once: the end of the session may never come."""

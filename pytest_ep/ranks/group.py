@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -19,21 +21,38 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup
 
+CONNECT_LIMIT = 60.0
+"""Seconds that a rank waits for the host of the rendezvous store."""
+
 
 def connect(identity: Identity, *, first: bool = True) -> Store | None:
     """Open a client of the run's rendezvous store; None for a run of one rank.
 
-    Where no agent of torchrun hosts the store, rank 0's ``first`` client does.
+    Where no agent of torchrun hosts the store, rank 0's ``first`` client does. Raises pytest.UsageError where
+    there is none.
     """
     if identity.size == 1:
         return None
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        identity.store_host,
-        identity.store_port,
-        is_master=first and identity.rank == 0 and not identity.agent_hosts_store,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=60),
-    )
+    hosts = first and identity.hosts_store
+    # Where another service answers at that port, torch's client does not keep to its limit.
+    faulthandler.dump_traceback_later(1.5 * CONNECT_LIMIT, exit=True)
+    try:
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            identity.store_host,
+            identity.store_port,
+            is_master=hosts,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=CONNECT_LIMIT),
+        )
+    except RuntimeError as error:
+        does = "cannot hold the" if hosts else "finds no"
+        place, why = f"{identity.store_host}:{identity.store_port}", str(error).partition("\n")[0]
+        raise pytest.UsageError(
+            f"rank {identity.rank} {does} rendezvous at {place}: set MASTER_ADDR to rank 0's host and "
+            f"MASTER_PORT to a free port of it ({why})"
+        ) from None
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     return dist.PrefixStore(f"pytest_ep/{identity.run}", store)  # type: ignore[attr-defined]
 
 

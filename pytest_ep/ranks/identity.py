@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pytest_ep.ranks.launchers import as_torchrun
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -21,16 +23,17 @@ class Identity:
     run: str = ""
 
     @property
-    def node(self) -> int:
-        """Index of this rank's host, where every host has as many ranks."""
-        return self.rank // self.local_size
+    def hosts_store(self) -> bool:
+        """Whether this process is the rendezvous store's host, as no agent of torchrun is."""
+        return self.rank == 0 and not self.agent_hosts_store
 
 
 def read_identity(env: Mapping[str, str] = os.environ) -> Identity:
-    """Read torchrun's variables (or the same ones set by another launcher); alone without them.
+    """Read torchrun's variables, or srun's or mpirun's; alone without them.
 
     Raises ValueError, one line, where a variable is no number or no rendezvous is named.
     """
+    env = as_torchrun(env)
     if "RANK" not in env or "WORLD_SIZE" not in env:
         return Identity()
     numbers = {}

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 import sys
 from collections.abc import Callable
 from typing import TextIO
 
 import pytest
+
+LAST_BYTES = 1500
+
+
+def last_lines() -> str:
+    """Return the end of what is captured at this moment, by file descriptor; pytest then still has all of it.
+
+    Empty where nothing is captured so: then it has gone where people see it.
+    """
+    said = []
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):  # a pipe, a terminal, a file that is only written
+            size = os.fstat(descriptor).st_size
+            said.append(os.pread(descriptor, LAST_BYTES, max(0, size - LAST_BYTES)))
+    return "\n".join(b"\n".join(said).decode(errors="replace").splitlines()[-10:])
 
 
 class HeldOutput(io.TextIOBase):

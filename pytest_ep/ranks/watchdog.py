@@ -14,11 +14,13 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
 from typing import Any
 
 from pytest_ep.ranks.ballot import Ballot
+from pytest_ep.ranks.bulletin import Bulletin
 from pytest_ep.ranks.identity import Identity
 from pytest_ep.ranks.pulse import Status
 
@@ -35,6 +37,12 @@ LEFT_GRACE = 1.0
 """Seconds that a rank may go on with its work after a peer left the same work."""
 REPORT_LIMIT = 8.0
 """Seconds that the others wait for the reporter before they leave."""
+UNANSWERED = 0.75
+"""Share of the rank limit after which a store that gives no answer counts as gone."""
+END_LIMIT = 30.0
+"""Seconds after which a rank that ends is ended by faulthandler, whatever it still waits for."""
+SETTLE = 0.5
+"""Seconds in which ranks that are killed together are gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +66,24 @@ class LastWords:
 class Ending:
     """Why the run ends early, and what each rank said of itself: None from a rank that is gone.
 
-    ``seen`` is each rank's last published status.
+    ``seen`` is each rank's last published status, ``printed`` the last lines that it published. Without a
+    store this rank is ``alone``: of others it knows no more than that.
     """
 
     cause: str
     words: tuple[LastWords | None, ...]
     seen: tuple[Status | None, ...]
+    printed: tuple[str, ...]
+    alone: bool
 
 
 class Watchdog:
     """Publishes this rank's status, watches the others', and ends the run when one is lost.
 
-    ``report`` runs in this thread on the lowest rank that is left; ``printed`` returns the last lines that
-    this rank's running case printed; ``free`` lets this rank's main thread out of a device collective that a
-    peer has left; ``stderr`` is a file descriptor past pytest's capture.
+    ``report`` runs in a thread of this, on the lowest rank that is left, or without a store on that of each
+    host; ``printed`` returns the last lines that this rank's running case printed; ``free`` lets this rank's
+    main thread out of a device collective that a peer has left; ``stderr`` is a file descriptor past
+    pytest's capture.
     """
 
     def __init__(
@@ -100,9 +112,11 @@ class Watchdog:
         self._stopped = threading.Event()
         self._wake, self._waker = os.pipe()
         self._interrupted = 0.0
-        self._ticks = 0
-        self._seen: list[tuple[int, Status | None, float]] = [(0, None, time.monotonic())] * identity.size
+        self._bulletin = Bulletin(identity)
+        self._looks = 0
+        self._ends = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="pytest-ep-watchdog", daemon=True)
+        self._guard = threading.Thread(target=self._watch_store, name="pytest-ep-guard", daemon=True)
         self._handlers: dict[int, object] = {}
 
     def start(self) -> None:
@@ -113,6 +127,8 @@ class Watchdog:
             self._handlers[number] = signal.signal(number, _heard_by_the_watchdog)
         self._ballot.pulse.beat("collection")
         self._thread.start()
+        if self._store is not None:
+            self._guard.start()
 
     def stop(self) -> None:
         """Stop watching and give the signals back. From the main thread."""
@@ -128,6 +144,7 @@ class Watchdog:
     def _run(self) -> None:
         ready: list[int] = []
         while not self._stopped.is_set():
+            self._looks += 1
             try:
                 cause = self._signalled(os.read(self._wake, 16)) if ready else ""
                 cause = cause or self._look()
@@ -136,6 +153,16 @@ class Watchdog:
             if cause and not self._stopped.is_set():
                 self._end(cause)
             ready, _, _ = select.select([self._wake], [], [], TICK)
+
+    def _watch_store(self) -> None:
+        """End this rank where the other thread waits for ever for an answer of the store."""
+        looks, quiet = 0, 0.0
+        while not self._stopped.wait(TICK):
+            quiet = quiet + TICK if self._looks == looks else 0.0
+            looks = self._looks
+            if quiet > UNANSWERED * self._limits.rank:
+                self._store = None
+                self._end("the rendezvous store gives no answer: its host is gone, or the way to it")
 
     def _signalled(self, numbers: bytes) -> str:
         if signal.SIGTERM in numbers:
@@ -155,12 +182,12 @@ class Watchdog:
             cause = cause or f"interrupted (Ctrl-C); the case did not end within {INTERRUPT_GRACE:.0f} s"
         if self._store is None:
             return cause
-        self._ticks += 1
-        self._say(self._store, f"status/{self._identity.rank}", (self._ticks, status))
+        self._bulletin.post(self._store, status)
         if self._store.check(["end"]):
             return cause or self._store.get("end").decode()
         self._free_if_left(self._store)
-        return cause or self._look_at_others(self._store)
+        self._bulletin.read(self._store)
+        return cause or self._bulletin.silent(self._limits.rank)
 
     def _free_if_left(self, store: Store) -> None:
         """Free the main thread where a peer left its work and this one still waits for it."""
@@ -175,21 +202,6 @@ class Watchdog:
             with contextlib.suppress(Exception):  # if it cannot be freed, the rank timeout ends the run
                 self._free()
 
-    def _look_at_others(self, store: Store) -> str:
-        self._read_statuses(store)
-        for rank, (_, last, when) in enumerate(self._seen):
-            silent = time.monotonic() - when
-            if silent > self._limits.rank + (last.long if last else 0):
-                return f"rank {rank} gave no sign of life for {silent:.0f} s"
-        return ""
-
-    def _read_statuses(self, store: Store) -> None:
-        for rank, (ticks, _, _) in enumerate(self._seen):
-            if store.check([f"status/{rank}"]):
-                now, status = pickle.loads(store.get(f"status/{rank}"))
-                if now != ticks:  # what counts is when it changed here: hosts' clocks differ
-                    self._seen[rank] = (now, status, time.monotonic())
-
     def _overdue(self, rank: int, status: Status) -> str:
         if status.age > (status.long or self._limits.rank):
             limit = "its own limit" if status.long else "--ep-rank-timeout"
@@ -199,21 +211,18 @@ class Watchdog:
         return ""
 
     def _end(self, cause: str) -> None:
+        self._ends.acquire()  # for good: one of the two threads ends the process
+        faulthandler.dump_traceback_later(END_LIMIT, file=self._stderr, exit=True)
         self._ballot.closing = True
-        words: list[LastWords | None] = [None] * self._identity.size
         mine = LastWords(self._ballot.pulse.status(), self._stack(), self._printed())
-        words[self._identity.rank] = mine
-        reporter = self._identity.rank
-        if self._store is not None:
-            try:
-                cause = self._store.compare_set("end", "", cause).decode()
-                words = self._exchange(self._store, mine)
-                reporter = next(rank for rank, said in enumerate(words) if said is not None)
-            except RuntimeError:  # no store: every rank is on its own, and only rank 0 may write
-                reporter = 0
+        try:
+            ending, reporter = self._exchange(cause, mine)
+        except RuntimeError:  # no store: every host is on its own
+            self._store = None
+            ending, reporter = self._without_store(cause, mine)
         try:
             if reporter == self._identity.rank:
-                self._report(self._ending(cause, words))
+                self._report(ending)
                 self._say_reported()
             else:
                 self._await_report()
@@ -224,21 +233,35 @@ class Watchdog:
             sys.stderr.flush()
             os._exit(1)
 
-    def _exchange(self, store: Store, mine: LastWords) -> list[LastWords | None]:
+    def _exchange(self, cause: str, mine: LastWords) -> tuple[Ending, int]:
+        """Return what the ranks know together, and the lowest that is left. Raises RuntimeError."""
+        store = self._store
+        if store is None:
+            return self._without_store(cause, mine)
+        cause = store.compare_set("end", "", cause).decode()
         keys = [f"last/{rank}" for rank in range(self._identity.size)]
-        self._say(store, keys[self._identity.rank], mine)
+        said: Any = pickle.dumps(mine)  # the store takes bytes, though its stubs ask for str
+        store.set(keys[self._identity.rank], said)
         deadline = time.monotonic() + LAST_WORDS
         while not store.check(keys) and time.monotonic() < deadline:
             time.sleep(0.05)
-        self._read_statuses(store)
-        return [pickle.loads(store.get(key)) if store.check([key]) else None for key in keys]
+        self._bulletin.read(store)
+        words = tuple(pickle.loads(store.get(key)) if store.check([key]) else None for key in keys)
+        reporter = next(rank for rank, said in enumerate(words) if said is not None)
+        return Ending(cause, words, self._seen(), tuple(self._bulletin.printed(store)), False), reporter
 
-    def _say(self, store: Store, key: str, value: object) -> None:
-        ballot: Any = pickle.dumps(value)  # the store takes bytes, though its stubs ask for str
-        store.set(key, ballot)
+    def _without_store(self, cause: str, mine: LastWords) -> tuple[Ending, int]:
+        words: list[LastWords | None] = [None] * self._identity.size
+        # What torch's store client says of the loss would hide what the case printed.
+        words[self._identity.rank] = replace(mine, printed=self._bulletin.posted or mine.printed)
+        if self._identity.size > 1:
+            time.sleep(SETTLE)
+        reporter = self._identity.rank if self._bulletin.is_lowest_here() else -1
+        alone = self._identity.size > 1
+        return Ending(cause, tuple(words), self._seen(), ("",) * len(words), alone), reporter
 
-    def _ending(self, cause: str, words: list[LastWords | None]) -> Ending:
-        return Ending(cause, tuple(words), tuple(seen for _, seen, _ in self._seen))
+    def _seen(self) -> tuple[Status | None, ...]:
+        return tuple(notice.status if notice else None for notice in self._bulletin.notices)
 
     def _say_reported(self) -> None:
         if self._store is not None:

@@ -44,6 +44,18 @@ def prepare(config: pytest.Config) -> str:
     return ""
 
 
+def claim(config: pytest.Config) -> bool:
+    """Take the result file, which ranks of several hosts may try to write; False where another has it."""
+    path = result_path(config)
+    try:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("x").close()
+    except OSError:
+        return False
+    return True
+
+
 def open_journal(
     path: Path, selected: Iterable[str], machine_info: Mapping[str, Any], commit_info: Mapping[str, Any]
 ) -> Journal:

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from pytest_ep.results.record import JSON
 
 
-def ranks_by_host(size: int, local_size: int) -> list[int]:
-    """Return the ranks of each host, in order of rank: ``local_size`` on each, the last may have fewer."""
-    hosts, left = divmod(size, local_size)
-    return [local_size] * hosts + [left] * bool(left)
+def ranks_by_host(local_sizes: Sequence[int]) -> list[int]:
+    """Return the ranks of each host, in order of rank; the host of rank r has ``local_sizes[r]``."""
+    counts: list[int] = []
+    while sum(counts) < len(local_sizes):
+        counts.append(max(1, local_sizes[sum(counts)]))
+    return counts
 
 
 def medians(results: Iterable[CaseResult], by_host: Sequence[int]) -> list[dict[str, JSON]]:

@@ -64,6 +64,12 @@ def _index_out_of_bounds() -> None:
     table[torch.tensor([5], device="cuda")].sum().item()
 
 
+def _print_and_exit() -> None:
+    print("last words")
+    time.sleep(1)
+    os._exit(1)
+
+
 def _spin() -> None:
     while True:
         pass
@@ -71,6 +77,7 @@ def _spin() -> None:
 
 FAULTS: dict[str, Callable[[], object]] = {
     "exits": lambda: os._exit(1),
+    "prints-and-exits": _print_and_exit,
     "leaves-quietly": lambda: os._exit(0),
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: ctypes.string_at(0),
@@ -89,6 +96,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     "sleeps": lambda: time.sleep(float(os.environ.get("PYTEST_EP_FAULT_SLEEP", "30"))),
     "interrupted": lambda: os.kill(os.getpid(), signal.SIGINT),
     "exit-call": lambda: pytest.exit("injected"),
+    "exit-fixture": lambda: pytest.exit("injected"),
 }
 WHERE = {
     "killed-inside": "exchange",
@@ -99,6 +107,7 @@ WHERE = {
     "in-recording": "recording",
     "in-teardown": "teardown",
     "skips-alone": "setup",
+    "exit-fixture": "fixture",
 }
 
 
@@ -151,6 +160,7 @@ class FaultySuite(EPSuite):
     ) -> Iterator[None]:
         if ("skips-alone", tokens) in MINE:
             pytest.skip("only here")
+        strike("fixture", tokens)
         unchanged, record = checks.inputs_unchanged, Recorder.record
 
         def faulty_oracle(problem: Problem) -> bool:

@@ -1,0 +1,89 @@
+"""What each rank publishes of itself in the rendezvous store, and what this one last read of the others."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from typing import Any
+
+from pytest_ep.ranks.identity import Identity
+from pytest_ep.ranks.output import last_lines
+from pytest_ep.ranks.pulse import Status
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What a rank published last: ``ticks`` counts them, the rest of it says which process it is."""
+
+    ticks: int
+    status: Status
+    host: str
+    local_rank: int
+    pid: int
+
+
+class Bulletin:
+    """Posts this rank's notices and reads the others', dated by when they changed here: clocks differ."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._ticks = 0
+        self.posted = ""
+        self._changed = [time.monotonic()] * identity.size
+        self.notices: list[Notice | None] = [None] * identity.size
+
+    def post(self, store: Store, status: Status) -> None:
+        """Publish what this rank's main thread does, and what it has printed where that is captured."""
+        self._ticks += 1
+        local_rank = self._identity.local_rank
+        notice: Any = pickle.dumps(Notice(self._ticks, status, platform.node(), local_rank, os.getpid()))
+        store.set(f"status/{self._identity.rank}", notice)
+        if (printed := last_lines()) != self.posted:
+            self.posted = printed
+            store.set(f"printed/{self._identity.rank}", printed)
+
+    def read(self, store: Store) -> None:
+        """Look for new notices."""
+        for rank, known in enumerate(self.notices):
+            if store.check([f"status/{rank}"]):
+                notice: Notice = pickle.loads(store.get(f"status/{rank}"))
+                if known is None or notice.ticks != known.ticks:
+                    self.notices[rank], self._changed[rank] = notice, time.monotonic()
+
+    def silent(self, limit: float) -> str:
+        """Name the first rank that gave no notice for longer than ``limit`` and its declared long phase."""
+        for rank, (notice, when) in enumerate(zip(self.notices, self._changed, strict=True)):
+            silent = time.monotonic() - when
+            if silent > limit + (notice.status.long if notice else 0):
+                return f"rank {rank} gave no sign of life for {silent:.0f} s"
+        return ""
+
+    def printed(self, store: Store) -> list[str]:
+        """Return the last lines that each rank has published."""
+        keys = [f"printed/{rank}" for rank in range(len(self.notices))]
+        return [store.get(key).decode() if store.check([key]) else "" for key in keys]
+
+    def is_lowest_here(self) -> bool:
+        """Whether no rank below this one lives on this host: all that can be known without a store."""
+        return not any(
+            notice is not None
+            and (notice.host, notice.local_rank < self._identity.local_rank) == (platform.node(), True)
+            and _lives(notice.pid)
+            for notice in self.notices
+        )
+
+
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
