@@ -164,6 +164,7 @@ class Ranks:
         )
         self._control = dist.group.WORLD
         if self.devices and not self.oversubscribed:
-            # NCCL's own watchdog would end the process at an error; ours reports it.
-            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+            # torch's own watchdog would end the process at an error of NCCL or CUDA, before ours has reported
+            # it. torchrun sets the first, so what is found there is nobody's wish.
+            os.environ |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
             self._nccl = self._nccl_live = dist.new_group(backend="nccl", timeout=self._timeout)
