@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pytest_ep.results import compare
+from pytest_ep.results import expect
+from pytest_ep.results import export
+from pytest_ep.results import sweep
 from pytest_ep.results.journal import SUFFIX
 from pytest_ep.results.journal import JournalError
 from pytest_ep.results.journal import recovered
+from pytest_ep.results.sides import ResultError
 
 CANNOT = 2
 """Exit code: the question could not be answered."""
@@ -20,14 +26,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; return its exit code. Errors are one line on stderr."""
     parser = argparse.ArgumentParser(prog="pytest-ep", description="Work with result files of EP cases")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for one in (compare, expect, export, sweep):
+        one.add_parser(commands)
     recover = commands.add_parser("recover", help="make the result file of a run that did not get to it")
     recover.add_argument("journal", type=Path, metavar=f"FILE{SUFFIX}", help="the journal it left")
     recover.add_argument("-o", "--output", type=Path, metavar="FILE", help="result file (the journal's name)")
     recover.set_defaults(run=_recover)
     chosen = parser.parse_args(arguments)
     try:
-        return int(chosen.run(chosen))
-    except (JournalError, OSError) as error:
+        code = int(chosen.run(chosen))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Who reads has enough (head). What is still buffered must not fail again as the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CANNOT
+    except (JournalError, ResultError, OSError) as error:
         print(f"pytest-ep: {error}", file=sys.stderr)
         return CANNOT
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pytest_ep.timing.statistics import student
+
 LEAST_POINTS = 4
 LEAST_R2 = 0.9
 LEAST_TRANSFER = 0.25
 """The share of the longest time that the bytes must account for: with less the bandwidth was hardly used."""
 
-_T_975 = {2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706}
-_Z_975 = 1.959964
+_T_975 = {2: 4.3027, 3: 3.1824, 4: 2.7764}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +76,5 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Fit | None:
 
 
 def student_975(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t for 2 or more degrees of freedom, within 0.1 %.
-
-    From 6 on by its expansion around the normal quantile (Abramowitz and Stegun 26.7.5).
-    """
-    if freedom in _T_975:
-        return _T_975[freedom]
-    z, z2 = _Z_975, _Z_975 * _Z_975
-    terms = (
-        (z2 + 1) * z / 4,
-        ((5 * z2 + 16) * z2 + 3) * z / 96,
-        (((3 * z2 + 19) * z2 + 17) * z2 - 15) * z / 384,
-    )
-    return z + terms[0] / freedom + terms[1] / freedom**2 + terms[2] / freedom**3
+    """Return the 97.5 % quantile of Student's t for 2 or more degrees of freedom, within 0.1 %."""
+    return _T_975.get(freedom) or student(0.975, freedom)
