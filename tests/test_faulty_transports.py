@@ -22,6 +22,11 @@ CELLS = {
     8: [(SMALL, 1), (SMALL, 8), (SMALL, 512)],
 }
 CLOCK_CELL = (SMALL, 8)
+AT_EIGHT = (
+    *("torch_a2a", "stepped", "exactly_stepped", "slot_tree", "two_level", "gated", "dropped"),
+    *("doubled", "swapped"),
+)
+"""Of eight ranks, which take long: what more contributors can change. The rest is not run there."""
 ITERATIONS = 3
 
 REDUCTIONS = {"slot_tree", "two_level"}
@@ -53,6 +58,9 @@ CLOCKS = {
     "clock_forgetful": "roundtrip: rank 1 has 2 samples where rank 0 has 3",
 }
 
+every_fault = pytest.mark.parametrize("outcome", [2, 4], indirect=True, ids=["ep2", "ep4"])
+"""What AT_EIGHT leaves out."""
+
 Case = tuple[str, str, int]
 """Backend, model, tokens per rank."""
 
@@ -78,6 +86,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp(f"ep{ep_size}")
     shutil.copy(transports.__file__, folder / "test_faulty.py")
     small = " or ".join(f"{model} and T{tokens:05d}" for model, tokens in CELLS[ep_size])
+    chosen = " or ".join(AT_EIGHT) if ep_size == 8 else "bf16"
     result = Torchrun(folder)(
         ep_size,
         "-p",
@@ -93,7 +102,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         f"--ep-model={DEEPSEEK}",
         "--ep-precision=bf16",
         "-k",
-        f"test_case and ({small}) and (not clock or {CLOCK_CELL[0]} and T{CLOCK_CELL[1]:05d})",
+        f"test_case and ({small}) and (not clock or {CLOCK_CELL[0]} and T{CLOCK_CELL[1]:05d}) and ({chosen})",
         "--benchmark-json=results.json",
     )
     assert result.ret == 1, result.stderr.str()
@@ -149,7 +158,12 @@ def test_copies_are_those_published_for_this_routing(outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("fault", CHECKS)
+@every_fault
 def test_a_fault_fails_exactly_its_checks(outcome: Outcome, fault: str) -> None:
+    fails_exactly_its_checks(outcome, fault)
+
+
+def fails_exactly_its_checks(outcome: Outcome, fault: str) -> None:
     for model, tokens in CELLS[outcome.ep_size]:
         case = (fault, model, tokens)
         if outcome.ep_size == 2 and fault in REDUCTIONS:
@@ -163,13 +177,20 @@ def test_a_fault_fails_exactly_its_checks(outcome: Outcome, fault: str) -> None:
         assert re.match(rf"WRONG rank \d.*?: {outcome.checks[case]}: ", outcome.table[case])
 
 
+@pytest.mark.parametrize("fault", [fault for fault in CHECKS if fault in AT_EIGHT])
+@pytest.mark.parametrize("outcome", [8], indirect=True, ids=["ep8"])
+def test_so_it_does_among_eight(outcome: Outcome, fault: str) -> None:
+    fails_exactly_its_checks(outcome, fault)
+
+
 def test_every_case_either_left_rows_or_is_a_failure_of_the_table_and_of_the_file(outcome: Outcome) -> None:
     cells = {
         (fault, model, tokens)
-        for fault in ("torch_a2a", "stepped", *CHECKS)
+        for fault in (AT_EIGHT if outcome.ep_size == 8 else ("torch_a2a", "stepped", *CHECKS))
         for model, tokens in CELLS[outcome.ep_size]
     }
-    cells |= {(fault, *CLOCK_CELL) for fault in (*CLOCKS, "clock_late")}
+    if outcome.ep_size < 8:
+        cells |= {(fault, *CLOCK_CELL) for fault in (*CLOCKS, "clock_late")}
     assert set(outcome.timed) | set(outcome.failed) == cells
     assert not set(outcome.timed) & set(outcome.failed)
     assert set(outcome.table) == set(outcome.failed)
@@ -186,6 +207,7 @@ def test_one_bf16_step_on_one_message_lowers_the_bit_exact_share_by_one_element(
             assert 0 < row["error"] <= 2**-7 < COMBINE_REL_TOL
 
 
+@every_fault
 def test_the_wrong_element_is_named_by_rank_token_and_column(outcome: Outcome) -> None:
     for model, tokens in CELLS[outcome.ep_size]:
         token, column = 2 * tokens - 1, transports.NAN_COLUMN
@@ -196,6 +218,7 @@ def test_the_wrong_element_is_named_by_rank_token_and_column(outcome: Outcome) -
         assert row.startswith(f"WRONG rank 1 token {tokens} column ")
 
 
+@every_fault
 def test_a_wrong_count_is_named_by_expert(outcome: Outcome) -> None:
     owned = 256 // outcome.ep_size
     said = rf"counts: 1 of {owned} experts differ, first: expert {owned} got (\d+), expected (\d+) \(rank 1\)"
@@ -205,6 +228,7 @@ def test_a_wrong_count_is_named_by_expert(outcome: Outcome) -> None:
         assert int(counts[1]) == int(counts[2]) + 1
 
 
+@every_fault
 def test_a_misshapen_output_is_described(outcome: Outcome) -> None:
     for model, tokens in CELLS[outcome.ep_size]:
         hidden = HIDDEN[model]
@@ -212,6 +236,7 @@ def test_a_misshapen_output_is_described(outcome: Outcome) -> None:
         assert said in outcome.failed["misshapen", model, tokens]
 
 
+@every_fault
 def test_the_last_timed_output_and_the_oracle_after_timing_are_checked(outcome: Outcome) -> None:
     for model, tokens in CELLS[outcome.ep_size]:
         assert outcome.failed["stale", model, tokens].startswith("last timed output: combine_values: ")
@@ -219,6 +244,7 @@ def test_the_last_timed_output_and_the_oracle_after_timing_are_checked(outcome: 
 
 
 @pytest.mark.parametrize("clock", CLOCKS)
+@every_fault
 def test_samples_that_are_no_measurement_fail_the_case_and_name_the_rank(
     outcome: Outcome, clock: str
 ) -> None:
@@ -227,6 +253,7 @@ def test_samples_that_are_no_measurement_fail_the_case_and_name_the_rank(
     assert outcome.table[case] == f"FAILED {CLOCKS[clock]}"
 
 
+@every_fault
 def test_a_rank_that_comes_late_is_flagged_as_the_one_that_waits_least(outcome: Outcome) -> None:
     late = transports.LATE_SECONDS * 1e6
     case = ("clock_late", *CLOCK_CELL)

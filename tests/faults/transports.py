@@ -336,7 +336,7 @@ class TestWorn(EPSuite):
 
 
 class WrongClock:
-    """The host's clock, of which the fifth window (the second combine) takes ``seconds``."""
+    """The host's clock, of which the sixth window takes ``seconds``, the second combine."""
 
     def __init__(self, clock: clocks.Clock, seconds: float) -> None:
         self._clock = clock
@@ -352,7 +352,7 @@ class WrongClock:
 
     def seconds(self, start: Any, end: Any) -> float:
         self._windows += 1
-        return self._seconds if self._windows == 5 else self._clock.seconds(start, end)
+        return self._seconds if self._windows == 6 else self._clock.seconds(start, end)
 
 
 class ClockSuite(EPSuite):
