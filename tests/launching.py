@@ -51,11 +51,14 @@ def python(
         for name, value in os.environ.items()
         if name not in _NOT_INHERITED and not name.startswith(("PYTEST_XDIST", "TORCHELASTIC"))
     }
+    # Of its own: sessions that clear the common folder at the same time warn of each other.
+    temporary = folder / ".tmp"
+    temporary.mkdir(exist_ok=True)
     began = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=folder,
-        env={**inherited, "OMP_NUM_THREADS": "1", **(env or {})},
+        env={**inherited, "OMP_NUM_THREADS": "1", "PYTEST_DEBUG_TEMPROOT": str(temporary), **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

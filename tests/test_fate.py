@@ -65,7 +65,7 @@ def test_a_construction_that_fails_on_one_rank_ends_the_key_at_once(faulty: Faul
 def test_a_rank_that_is_late_but_alive_is_waited_for(
     faulty: FaultyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTEST_EP_FAULT_SLEEP", "2")
+    monkeypatch.setenv("PYTEST_EP_FAULT_SLEEP", "1")
 
     # The last case alone takes longer than that: nothing is left that would not fit.
     outcome = faulty("sleeps@1:16", "--ep-session-budget=12s")
