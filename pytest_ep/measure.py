@@ -16,6 +16,8 @@ from pytest_ep.matrix.cells import Cell
 from pytest_ep.options import duration
 from pytest_ep.oracle import checks
 from pytest_ep.oracle.checks import Verdict
+from pytest_ep.ranks.fate import AgreedFailure
+from pytest_ep.ranks.fate import Failure
 from pytest_ep.results.record import JSON
 from pytest_ep.results.record import Measurement
 from pytest_ep.run import Run
@@ -140,22 +142,30 @@ class Timing:
         return checks.constant_rows(problem, self._live.backend.constant_planes(problem))
 
     def _timed(self, clock: str, problem: Problem, number: int | None) -> tuple[Sampler, Sampled]:
-        sampler: Sampler = self._graph(problem) if clock == "graph" else self._eager(clock, problem)
+        if clock == "graph":
+            sampler: Sampler = self._graph(problem)
+        else:
+            sampler = self._eager(clock, problem, metadata=number is None)
         return sampler, sample(self._run, sampler, number)
 
-    def _eager(self, name: str, problem: Problem) -> EagerSampler:
+    def _eager(self, name: str, problem: Problem, *, metadata: bool = False) -> EagerSampler:
         backend, ranks = self._live.backend, self._run.ranks
         made: list[EagerSampler] = []
 
-        def build() -> None:
+        def build() -> tuple[str, ...]:
             rows, between = self._constant_rows(problem), self._between
             if name == "kernel":
                 made.append(KernelSampler(backend, problem, rows, ranks, clock=Profiler(), between=between))
             else:
-                clock = clocks.choose(name, ranks.device)
-                made.append(EagerSampler(backend, problem, rows, ranks, clock=clock, between=between))
+                clock, make = clocks.choose(name, ranks.device), partial(EagerSampler, metadata=metadata)
+                made.append(make(backend, problem, rows, ranks, clock=clock, between=between))
+            return made[0].series
 
-        self._together("timing: warm-up", build)
+        series = self._together("timing: warm-up", build)
+        if len(set(series)) > 1:
+            apart = [str(rank) for rank, one in enumerate(series) if METADATA in one]
+            said = f"metadata() is true on rank {', '.join(apart)} alone: it must be the same on every rank"
+            raise AgreedFailure(Failure(said))
         return made[0]
 
     def _graph(self, problem: Problem) -> GraphSampler:
@@ -166,7 +176,8 @@ class Timing:
             routings, rows = self._routings(problem), self._constant_rows(problem)
             return graphs.pair_seconds(backend, routings, rows, ranks)
 
-        pair = self._together("timing: a first guess", guess)[0]
+        # With something between the pairs only the other graph is replayed, once for each routing.
+        pair = self._together("timing: a first guess", guess)[0] if self._between is None else 0.0
 
         def build() -> None:
             routings, rows = self._routings(problem), self._constant_rows(problem)

@@ -20,6 +20,7 @@ from pytest_ep.matrix.shapes import Shape
 from pytest_ep.measure import Timing
 from pytest_ep.oracle.checks import Verdict
 from pytest_ep.oracle.reduction import named
+from pytest_ep.ranks.fate import AgreedFailure
 from pytest_ep.results.record import Measurement
 from pytest_ep.timing import device
 from pytest_ep.timing.device import Speed
@@ -217,6 +218,21 @@ def test_metadata_has_its_median_beside_dispatch_where_an_eager_clock_owns_the_r
     assert [one for one, row in rows.items() if "metadata_us" in row] == ["dispatch"] * apart
     if apart:
         assert rows["dispatch"]["metadata_us"] == pytest.approx(LAUNCH_US + 3)
+
+
+def test_ranks_that_do_not_agree_whether_metadata_can_be_told_apart_fail_the_case(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timing = bench.timing("event", graph_safe=True)
+    bench.backend.tells_metadata_apart = True
+
+    def together_with_another(topic: str, work: Callable[[], Any]) -> list[Any]:
+        return [work()] + [("dispatch", "combine", "roundtrip")] * (topic == "timing: warm-up")
+
+    monkeypatch.setattr(timing, "_together", together_with_another)
+    with pytest.raises(AgreedFailure) as failed:
+        timing.measure(bench.problem())
+    assert str(failed.value).startswith("metadata() is true on rank 0 alone")
 
 
 def test_pauses_are_timed_by_the_eager_clock_beside_no_pause(bench: Bench) -> None:

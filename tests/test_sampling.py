@@ -65,13 +65,13 @@ def test_metadata_that_can_be_told_apart_has_a_window_of_its_own_in_each_turn() 
             self.log.append("metadata")
             return True
 
-    sampler = sampler_of(log, transport=Separable)
+    sampler = sampler_of(log, transport=Separable, metadata=True, between=lambda: log.append("flush"))
     log.clear()
     assert set(sampler.batch(2)) == {"dispatch", "combine", "roundtrip", "metadata"}
     places = [place for place, entry in enumerate(log) if entry == "metadata"]
     assert len(places) == 2
     for place in places:
-        assert log[place - 3 : place + 3] == [*ALIGNED, "metadata", "end", "synchronize"]
+        assert log[place - 4 : place + 3] == ["flush", *ALIGNED, "metadata", "end", "synchronize"]
 
 
 def test_what_comes_between_pairs_is_before_the_alignment_of_their_first_window() -> None:

@@ -92,7 +92,6 @@ class Profiler:
 class KernelSampler(EagerSampler):
     """Sums of kernel durations in each window of eager pairs."""
 
-    times_metadata = False
     series = (*COMPONENTS, *(component + SPAN for component in COMPONENTS))
 
     def __init__(

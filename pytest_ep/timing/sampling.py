@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from typing import ClassVar
 from typing import Protocol
 
 from torch import Tensor
@@ -53,7 +52,6 @@ class EagerSampler:
     """Windows of a clock around eager calls; ``between``, if any, is called before each pair."""
 
     series: tuple[str, ...] = COMPONENTS
-    times_metadata: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -64,8 +62,9 @@ class EagerSampler:
         *,
         clock: Clock,
         between: Callable[[], None] | None = None,
+        metadata: bool = False,
     ) -> None:
-        """Stage ``rows`` [S, H] BF16 and warm up."""
+        """Stage ``rows`` [S, H] BF16 and warm up; ``metadata`` makes that a series, where it can be."""
         self.name = clock.name
         self._backend = backend
         self._problem = problem
@@ -75,7 +74,7 @@ class EagerSampler:
         self._staged = backend.stage_constant(problem, rows)
         self._output = problem.x
         self._arrived = ""
-        if self.times_metadata and backend.metadata(problem):
+        if metadata and backend.metadata(problem):
             self.series = (*COMPONENTS, METADATA)
         for _ in range(WARMUP_PAIRS):
             ranks.pulse.beat()
@@ -99,6 +98,7 @@ class EagerSampler:
             seconds, self._output = self._window(self._pair)
             taken["roundtrip"].append(seconds)
             if METADATA in taken:
+                self._prepare()
                 taken[METADATA].append(self._window(partial(backend.metadata, problem))[0])
         return taken
 
