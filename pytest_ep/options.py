@@ -28,6 +28,7 @@ from pytest_ep.matrix.shapes import parse_shape
 from pytest_ep.matrix.skew import NO_SKEW
 from pytest_ep.matrix.skew import TokenSkew
 from pytest_ep.matrix.skew import parse_skew
+from pytest_ep.results import record
 
 if TYPE_CHECKING:
     from pytest_ep.matrix.machine import Machine
@@ -42,7 +43,7 @@ Repeat: TypeAlias = "tuple[int, None] | tuple[None, float]"
 Value = TypeVar("Value")
 RANK_TIMEOUT = 60.0
 CASE_TIMEOUT = 600.0
-CLOCKS = ("auto", "host", "event", "graph", "kernel")
+CLOCKS = ("auto", *record.CLOCKS)
 DEVICE_CLOCKS = {"event", "graph", "kernel"}
 TARGET_CI = 1.0
 TIME_BUDGET = 2.0
@@ -84,12 +85,20 @@ def add_options(parser: pytest.Parser) -> None:
         parse = _refusing(name, parse)
         group.addoption(name, type=parse, metavar=metavar, help=text, default=default, **more)
 
+    def flag(name: str, text: str) -> None:
+        group.addoption(name, action="store_true", help=text)
+
+    _add_selection(add)
+    _add_run(add, flag)
+    _add_timing(add, flag)
+
+
+def _add_selection(add: Callable[..., None]) -> None:
     add("--ep-sku", str, "NAME|all", "Cases of this sku instead of the machine's own")
     add("--ep-platforms", str, "FILE", "TOML file that adds to or overrides the built-in platforms")
     add("--ep-size", _counts(MAX_EP_SIZE), "LIST", "EP sizes, as 2,8 or 1..16 for the powers of two in it")
-    add(
-        "--ep-tokens", _counts(MAX_TOKENS), "LIST", "Tokens per rank, as 1,64 or 1..512 for the powers of two"
-    )
+    text = "Tokens per rank, as 1,64 or 1..512 for the powers of two"
+    add("--ep-tokens", _counts(MAX_TOKENS), "LIST", text)
     add("--ep-mode", _names(MODES), "LIST", f"Modes: {', '.join(MODES)}")
     add("--ep-precision", _names(PRECISIONS), "LIST", f"Precisions: {', '.join(PRECISIONS)}")
     add("--ep-model", _models, "LIST|all", f"Model shapes by name ({DEFAULT_MODEL}): {', '.join(SHAPES)}")
@@ -98,39 +107,37 @@ def add_options(parser: pytest.Parser) -> None:
     add("--ep-routing", str, "uniform|balanced|local|zipf:S|hot:N|FILE", text)
     text = "Tokens per rank, T on average (none); FILE has one whole number for each rank, as text or .npy"
     add("--ep-token-skew", str, "none|linear|FILE", text)
+
+
+def _add_run(add: Callable[..., None], flag: Callable[[str, str], None]) -> None:
     add("--ep-nproc", _count(MAX_EP_SIZE), "N", "Start torchrun with N ranks on this node and run there")
-    group.addoption("--ep-exact", action="store_true", help="Fail where combine is not bit-exact")
+    flag("--ep-exact", "Fail where combine is not bit-exact")
     text = f"Longest silence of a rank outside declared long phases ({RANK_TIMEOUT:g})"
     add("--ep-rank-timeout", _seconds, "SECONDS", text, RANK_TIMEOUT)
     text = f"Longest time of one case, kernel builds excluded ({CASE_TIMEOUT:g})"
     add("--ep-case-timeout", _seconds, "SECONDS", text, CASE_TIMEOUT)
-    add(
-        "--ep-session-budget",
-        duration,
-        "TIME",
-        "Stop before the first case that would end later, as 90s or 20m",
-    )
+    text = "Stop before the first case that would end later, as 90s or 20m"
+    add("--ep-session-budget", duration, "TIME", text)
     add("--ep-resume", str, "FILE", "Take over what an earlier run's result file or journal has finished")
     add("--ep-repeat", _repeat, "N|TIME", "Repeat each case's oracle N times, or for a time as 90s or 10m")
     text = "Fill receive buffers and outputs with a signalling pattern before each checked exchange"
-    group.addoption("--ep-poison", action="store_true", help=text)
-    text = "Exit with 0 although every case was skipped"
-    group.addoption("--ep-allow-skips", action="store_true", help=text)
+    flag("--ep-poison", text)
+    flag("--ep-allow-skips", "Exit with 0 although every case was skipped")
     text = "Fail unless a case that this matches, as -k would, was executed and passed; may be given again"
     add("--ep-require", _requirement, "EXPRESSION", text, action="append")
-    add(
-        "--ep-iterations", _count(1_000_000), "N", "Measured iterations instead of a number chosen by warm-up"
-    )
+
+
+def _add_timing(add: Callable[..., None], flag: Callable[[str, str], None]) -> None:
+    text = "Measured iterations instead of a number chosen by warm-up"
+    add("--ep-iterations", _count(1_000_000), "N", text)
     text = f"Clocks, of which the first times the rows: {', '.join(CLOCKS)}"
     add("--ep-clock", _clocks, "LIST", text, CLOCKS[:1])
     text = f"Sample until the 95 %% interval of each median is within this many percent ({TARGET_CI:g})"
     add("--ep-target-ci", _percent, "PERCENT", text, TARGET_CI)
     text = f"Sample for at most this long a case and clock ({TIME_BUDGET:g}s)"
     add("--ep-time-budget", duration, "TIME", text, TIME_BUDGET)
-    text = "Overwrite the device's L2 cache before each timed pair, outside its windows"
-    group.addoption("--ep-flush-l2", action="store_true", help=text)
-    text = "Also time the first pair after a pause, as 1ms,100ms"
-    add("--ep-idle", _pauses, "LIST", text, ())
+    flag("--ep-flush-l2", "Overwrite the device's L2 cache before each timed pair, outside its windows")
+    add("--ep-idle", _pauses, "LIST", "Also time the first pair after a pause, as 1ms,100ms", ())
     text = "After timing, run one more pair of each case under torch.profiler; a trace per rank goes into DIR"
     add("--ep-profile", str, "DIR", text)
 
@@ -163,11 +170,7 @@ def parse_options(
     )
     if selection.ep_sizes:
         _check_ep_sizes(selection, platforms, machine(), ranks)
-    for clock in config.getoption("ep_clock"):
-        if clock in DEVICE_CLOCKS and not machine().devices:
-            raise pytest.UsageError(f"--ep-clock {clock}: this machine has no accelerator, use auto or host")
-    if config.getoption("ep_flush_l2") and not machine().devices:
-        raise pytest.UsageError("--ep-flush-l2: this machine has no accelerator, drop it")
+    _check_devices(config, machine)
     return Options(
         selection=selection,
         nproc=config.getoption("ep_nproc"),
@@ -188,6 +191,14 @@ def parse_options(
         idle=config.getoption("ep_idle"),
         profile=_new_folder("--ep-profile", config.getoption("ep_profile")),
     )
+
+
+def _check_devices(config: pytest.Config, machine: Callable[[], Machine]) -> None:
+    for clock in config.getoption("ep_clock"):
+        if clock in DEVICE_CLOCKS and not machine().devices:
+            raise pytest.UsageError(f"--ep-clock {clock}: this machine has no accelerator, use auto or host")
+    if config.getoption("ep_flush_l2") and not machine().devices:
+        raise pytest.UsageError("--ep-flush-l2: this machine has no accelerator, drop it")
 
 
 def _checked_sku(sku: str | None, platforms: Platforms, machine: Callable[[], Machine]) -> str:

@@ -49,6 +49,7 @@ class ResultFile:
         default_factory=lambda: {"sku": "h200", "driver": "580.1", "devices": 2}
     )
     node: str = "node-a"
+    commit: Mapping[str, Any] = field(default_factory=dict)
     test: str = "cases/test_x.py::TestX::test_case"
     rows: list[dict[str, Any]] = field(default_factory=list)
     section: dict[str, Any] = field(
@@ -109,6 +110,13 @@ class ResultFile:
         self.section["not_run"].append({"case": nodeid(params(tokens), self.test), "reason": reason})
         return self
 
+    def probe(self, outcome: str, name: str = "slots", **entry: Any) -> ResultFile:
+        """Add a probe that ended so, as files have it since they tell its params."""
+        key = nodeid(params(8), self.test.replace("test_case", "test_probe")).replace("uniform-T00008", name)
+        entry = {"case": key, "params": params(8), "probe": name, "reason": f"{name}: said", **entry}
+        self.section[outcome].append(entry)
+        return self
+
     def constructed(self, memory: float = 500 * 2**20, seconds: float = 2.0) -> ResultFile:
         """Add what constructing the transport took."""
         entry = {
@@ -127,7 +135,8 @@ class ResultFile:
         return {
             "machine_info": {"node": self.node, "pytest_ep": dict(self.machine)},
             "commit_info": {
-                "pytest_ep": {**self.software, "backends": {"flashinfer_ep": dict(self.versions)}}
+                **self.commit,
+                "pytest_ep": {**self.software, "backends": {"flashinfer_ep": dict(self.versions)}},
             },
             "benchmarks": self.rows,
             "datetime": "2026-11-29T20:00:00+00:00",

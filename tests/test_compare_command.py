@@ -38,6 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("more", ResultFile().timed(1).timed(2).timed(4096)),
         ("costly", ResultFile().timed(1, launch_us=900.0).timed(4096, launch_us=900.0)),
         ("cheap", ResultFile().timed(1, launch_us=9.0).timed(4096, launch_us=9.0)),
+        ("none", ResultFile().skipped(0, "not for this GPU")),
         ("gb200", ResultFile().timed(1, of={**_params(), "sku": "gb200"})),
     ):
         file.write(Path(f"{name}.json"))
@@ -105,6 +106,25 @@ def test_launch_cost_fails_only_where_fail_on_names_it(capsys: Printed) -> None:
     assert compared("cheap.json", "costly.json") == 0
     assert compared("cheap.json", "costly.json", "--fail-on", "launch") == 1
     assert "launch costs: 3 higher; FAILS on launch" in capsys.readouterr().out
+    assert compared("cheap.json", "cheap.json", "--fail-on", "launch") == 0
+
+
+def test_a_launch_cost_that_cannot_be_told_is_no_pass_where_fail_on_names_it(capsys: Printed) -> None:
+    assert compared("cheap.json", "base") == 0
+    assert "is not compared: base/1.json has none" in " ".join(capsys.readouterr().out.split())
+    assert compared("cheap.json", "base", "--fail-on", "launch") == 2
+    assert capsys.readouterr().err == (
+        "pytest-ep: --fail-on launch: launch cost of flashinfer_ep h200 EP2 normal bf16 deepseek_v3 uniform"
+        " (dispatch, combine, roundtrip) is not compared: base/1.json has none\n"
+    )
+    assert compared("base", "same", "--fail-on", "launch") == 2
+    assert "neither base nor same has launch costs" in capsys.readouterr().err
+    assert compared("base", "slow", "--fail-on", "slower,launch") == 1
+
+
+def test_fail_on_none_reports_and_passes(capsys: Printed) -> None:
+    assert compared("base", "slow", "wrong.json", "--fail-on", "none") == 0
+    assert "rows: 6 slower; passes" in capsys.readouterr().out
 
 
 def test_a_floor_sets_what_matters() -> None:
@@ -117,7 +137,9 @@ def test_a_floor_sets_what_matters() -> None:
     ("arguments", "said"),
     [
         (("--floor", "much"), "'much' is no floor"),
+        (("--floor", "1%,2%"), "'1%,2%' has two floors in %: write one, as 1%,0.1us"),
         (("--fail-on", "worse"), "'worse' is no word of a comparison, known: slower, faster, same, unclear"),
+        (("--fail-on", "slower,none"), "'none' is no word of a comparison"),
         (("--format", "html"), "invalid choice: 'html'"),
     ],
 )
@@ -135,6 +157,8 @@ def test_a_wrong_option_is_refused(capsys: Printed, arguments: tuple[str, ...], 
         (("base", "gone.json"), "gone.json: cannot be read"),
         (("base",), "only base: give BASE and NEW"),
         (("base", "same", "--expect", "e.toml", "--floor", "1%"), "leave out --floor and --fail-on"),
+        (("base", "same", "--expect", "e.toml", "--fail-on", "none"), "leave out --floor and --fail-on"),
+        (("base", "none.json"), "no case that ran in base ran in none.json: no-kernel: not for this GPU"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line_and_exit_code_2(
@@ -168,6 +192,21 @@ def test_text_fits_a_log_and_ends_with_what_matters(capsys: Printed) -> None:
     assert lines[-1].endswith("FAILS on slower")
 
 
+def test_columns_of_long_times_stay_apart_and_all_lines_of_a_table_are_aligned(capsys: Printed) -> None:
+    long = dict.fromkeys(MEDIANS, 125000000.0)
+    for name, us in (("a.json", MEDIANS), ("b.json", long)):
+        ResultFile().timed(1, us, launch_us=us["combine"]).timed(1234567, long).write(Path(name))
+    assert compared("a.json", "b.json") == 1
+    lines = capsys.readouterr().out.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.split()[:1] == ["T"])
+    heads, small, large = lines[first + 1 : first + 4]
+    assert small.split()[:3] == ["1", "10.0", "125000000"]
+    assert large.split() == ["1234567", *(["125000000", "125000000", "+0.0", "+-0.0", "same"] * 3)]
+    assert [small.rindex("125000000"), large.rindex("125000000")] == [heads.rindex("new") - 6] * 2
+    (cost,) = (line for line in lines if line.startswith("  combine, 1 T"))
+    assert cost.split()[3:5] == ["20.0", "125000000"]
+
+
 def test_several_curves_are_told_apart_in_what_matters(capsys: Printed) -> None:
     for name, factor in (("a.json", 1.0), ("b.json", 2.0)):
         us = {component: factor * median for component, median in MEDIANS.items()}
@@ -182,13 +221,33 @@ def test_several_curves_are_told_apart_in_what_matters(capsys: Printed) -> None:
 
 
 def test_markdown_has_what_matters_before_the_fold(capsys: Printed) -> None:
-    assert compared("base", "slow", "wrong.json", "--format", "markdown") == 1
-    slow, wrong = capsys.readouterr().out.split("### ")[1:]
-    first, folded = slow.split("<details>")
+    assert compared("base", "slow", "--format", "markdown") == 1
+    first, folded = capsys.readouterr().out.split("<details>")
     assert "**rows: 6 slower; FAILS on slower**" in first
     assert "- **slower**: combine +50.0 % at T=1,4096" in first
     assert "| combine | 4096 | 20.0 | 30.0 |" in folded
     assert folded.rstrip().endswith("</details>")
+
+
+def test_markdown_shows_other_software_before_the_fold_and_other_circumstances_within(
+    capsys: Printed,
+) -> None:
+    for name, torch, host in (("a", "2.11.0", "x"), ("b", "2.12.0", "y")):
+        ResultFile(software={"torch": torch, "host": host}).timed(1).write(Path(f"{name}.json"))
+    assert compared("a.json", "b.json", "--format", "markdown") == 0
+    first, folded = capsys.readouterr().out.split("<details>")
+    assert "- torch 2.11.0 -> 2.12.0" in first
+    assert "- also differs: host x -> y" in folded
+    assert compared("a.json", "b.json") == 0
+    assert capsys.readouterr().out.splitlines()[1:3] == [
+        "  torch 2.11.0 -> 2.12.0",
+        "  also differs: host x -> y",
+    ]
+
+
+def test_markdown_of_a_wrong_case_names_it_before_the_fold(capsys: Printed) -> None:
+    assert compared("base", "wrong.json", "--format", "markdown") == 1
+    wrong = capsys.readouterr().out
     assert "- **newly wrong**: flashinfer\\_ep" in wrong.split("<details>")[0]
 
 
@@ -209,6 +268,27 @@ def test_json_has_every_row_and_case(capsys: Printed) -> None:
     assert [curve["geometric_mean"] for curve in slow["curves"]] == pytest.approx([1.5] * 3)
     (case,) = wrong["cases"]
     assert (case["word"], case["params"]["tokens"]) == ("newly wrong", 4096)
+
+
+def test_json_has_the_device_clock_beside_as_its_own_field(capsys: Printed) -> None:
+    ResultFile(clock="event").timed(1, graph_p50_us=5.0).write(Path("a.json"))
+    assert compared("a.json", "a.json", "--format", "json") == 0
+    ((found,),) = (one["curves"][:1] for one in json.loads(capsys.readouterr().out)["comparisons"])
+    assert [(row["clock"], row["word"], row["reason"]) for row in found["device"]] == [("graph", "same", "")]
+
+
+def test_recover_says_in_one_line_that_its_file_exists(capsys: Printed) -> None:
+    head = {"machine_info": {}, "commit_info": {}, "datetime": "", "version": "", "selected": []}
+    Path("a.json.jsonl").write_text(json.dumps({"pytest_ep_journal": 1, **head}) + "\n")
+    assert main(["recover", "a.json.jsonl"]) == 0
+    assert main(["recover", "a.json.jsonl"]) == 2
+    said = "pytest-ep: a.json exists and is not overwritten: name another file\n"
+    assert capsys.readouterr().err == said
+    for command in (["export", "base", "--csv"], ["expect", "base"]):
+        assert main([*command, "-o", "a.json"]) == 2
+        assert capsys.readouterr().err == said
+        assert main([*command, "-o", "gone/a.json"]) == 2
+        assert capsys.readouterr().err.startswith("pytest-ep: gone/a.json: cannot be written, No such file")
 
 
 def test_the_command_answers_without_torch_and_numpy() -> None:

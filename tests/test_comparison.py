@@ -6,15 +6,20 @@ import math
 from collections.abc import Iterable
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pytest_ep.results import differences
 from pytest_ep.results.comparison import Comparison
 from pytest_ep.results.comparison import compare
 from pytest_ep.results.sides import Case
 from pytest_ep.results.sides import ResultError
+from pytest_ep.results.sides import Row
+from pytest_ep.results.sides import RowKey
 from pytest_ep.results.sides import Side
 from pytest_ep.results.sides import load_side
+from pytest_ep.results.times import NO_CHANGE
 from pytest_ep.results.verdicts import Floor
 from tests.result_files import MEDIANS
 from tests.result_files import ResultFile
@@ -178,10 +183,33 @@ def test_a_case_that_new_skips_is_newly_skipped_and_one_that_it_has_not_is_missi
 
 
 def test_a_key_that_new_skips_as_a_whole_is_newly_skipped_in_all_its_cases(sides: Sides) -> None:
-    comparison = sides([ResultFile().timed(1).timed(2)], [ResultFile().skipped(0, "cannot be imported")])
-    assert words(comparison) == {1: {"newly skipped"}, 2: {"newly skipped"}}
+    kept = params(1, precision="fp8")
+    base = [ResultFile().timed(1).timed(2).timed(1, of=kept)]
+    comparison = sides(base, [ResultFile().skipped(0, "cannot be imported").timed(1, of=kept)])
+    assert [(str(case.subject).split()[-1], case.word) for case in comparison.cases] == [
+        ("T=1", "newly skipped"),
+        ("T=2", "newly skipped"),
+    ]
     assert {case.reason for case in comparison.cases} == {"no-kernel: cannot be imported"}
     assert words(sides([ResultFile().skipped(0)], [ResultFile().timed(1)])) == {1: {"new"}}
+
+
+def test_a_new_in_which_nothing_ran_that_ran_in_base_is_refused_with_its_reason(sides: Sides) -> None:
+    base = ResultFile().timed(1).timed(2).probe("probed")
+    nothing = "no case that ran in base ran in new: "
+    assert refused(sides, base, ResultFile().skipped(0, "cannot be imported")) == (
+        f"{nothing}no-kernel: cannot be imported"
+    )
+    assert refused(sides, base, ResultFile().probe("probed").not_run(2)) == (
+        f"{nothing}not run: the session's budget is spent"
+    )
+    assert refused(sides, base, ResultFile().probe("probed").timed(4)) == (
+        f"{nothing}compare runs of the same cases"
+    )
+    assert words(sides([base], [ResultFile().skipped(1).failed(2)])) == {
+        1: {"newly skipped"},
+        2: {"newly wrong"},
+    }
 
 
 def test_what_new_alone_has_is_new(sides: Sides) -> None:
@@ -225,6 +253,36 @@ def test_a_probe_counts_where_it_failed_and_not_where_it_was_not_run(sides: Side
     assert not sides([ResultFile().timed(8)], [probed]).cases
 
 
+def test_a_new_that_stopped_at_a_wrong_probe_is_compared(sides: Sides) -> None:
+    new = ResultFile().probe("failed", code="payload").not_run(1)
+    assert [case.word for case in sides([ResultFile().timed(1)], [new]).cases] == ["newly wrong", "missing"]
+
+
+def test_a_probe_is_known_by_its_key_and_name_and_wrong_on_both_sides_only_where_it_failed_on_both(
+    sides: Sides,
+) -> None:
+    failed = ResultFile().timed(8).probe("failed", reason="slots: wrong", code="payload")
+    renamed = ResultFile(test="cases/renamed.py::TestY::test_case").timed(8).probe("probed")
+    renamed.section["probed"][0]["params"]["tokens"] = 16
+    (case,) = sides([failed], [renamed]).cases
+    assert (case.word, case.reason, str(case.subject)) == (
+        "fixed",
+        "was: payload: slots: wrong",
+        "flashinfer_ep h200 EP2 normal bf16 deepseek_v3 probe slots",
+    )
+    for new, said in (
+        (ResultFile().timed(8), "wrong in BASE: payload: slots: wrong; NEW: none"),
+        (
+            ResultFile().timed(8).probe("skipped", code="no", reason="never"),
+            "wrong in BASE: payload: slots: wrong; NEW: skipped: no: never",
+        ),
+        (failed, "wrong on both sides: payload: slots: wrong"),
+    ):
+        comparison = sides([failed], [new])
+        assert not comparison.cases
+        assert [note.partition("probe slots: ")[2] for note in comparison.notes[1:]] == [said]
+
+
 def test_cells_of_other_machines_are_neither_skipped_nor_missing(sides: Sides) -> None:
     machine = {"sku": "h200", "ranks": 2}
     base = [ResultFile(machine=machine).timed(1)]
@@ -247,8 +305,59 @@ def test_launch_cost_has_a_word_of_its_own_and_slows_no_row(sides: Sides) -> Non
     assert comparison.launch_costs[0].ratio.value == pytest.approx(2, rel=0.02)
     assert words(comparison) == {1: {"same"}}
     assert comparison.failing(("launch",)) == ("launch",)
-    assert [cost.word for cost in sides(base, base).launch_costs] == ["unclear"] * 3
-    assert not sides([ResultFile().timed(1)], new).launch_costs
+    assert {(cost.word, cost.ratio.low) for cost in sides(base, base[::-1]).launch_costs} == {("same", 1.0)}
+    assert not sides([ResultFile().timed(1)], [ResultFile().timed(1)]).notes[1:]
+
+
+def launch_costs(*costs: float | None) -> ResultFile:
+    """A launch of T = 1, 2, ... and the launch costs of these."""
+    file = ResultFile()
+    for tokens, cost in enumerate(costs, 1):
+        info: dict[str, Any] = {} if cost is None else {"launch_us": cost}
+        file.timed(tokens, **info)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("costs", "said"),
+    [((None, None), "{} has none"), ((-3.0, 1.0), "-1.0 us in {}"), ((0.0, 0.0), "0.0 us in {}")],
+)
+def test_a_launch_cost_that_cannot_be_compared_is_said(
+    sides: Sides, costs: tuple[float | None, ...], said: str
+) -> None:
+    base = [launch_costs(100.0, 100.0)] * 3
+    comparison = sides(base, [*base[:2], launch_costs(*costs)])
+    why = said.format(comparison.new.launches[2].path)
+    assert not comparison.launch_costs
+    assert comparison.notes == comparison.unknown
+    assert comparison.unknown == (
+        "launch cost of flashinfer_ep h200 EP2 normal bf16 deepseek_v3 uniform (dispatch, combine, roundtrip)"
+        f" is not compared: {why}",
+    )
+
+
+def test_launch_costs_are_compared_over_the_sizes_that_all_launches_have(sides: Sides) -> None:
+    base = [launch_costs(100.0, 300.0), launch_costs(None, 300.0)]
+    comparison = sides(base, [launch_costs(100.0, 300.0)] * 2)
+    assert [(cost.word, cost.cases) for cost in comparison.launch_costs] == [("same", 1)] * 3
+    assert comparison.launch_costs[0].base_us == pytest.approx(300.0)
+    assert [note.partition(") is ")[2] for note in comparison.notes] == [
+        "not compared at T=1: not all launches have it"
+    ]
+    assert not comparison.unknown
+    apart = sides([launch_costs(1.0, None)] * 2, [launch_costs(None, 1.0)] * 2)
+    assert apart.unknown[0].endswith("is not compared: no T has it in all launches")
+
+
+def test_launches_that_timed_different_sizes_keep_their_own_launch_costs(sides: Sides) -> None:
+    """By position the figures of two launches would be mixed: each has two of the three sizes."""
+    several = [launch_costs(10.0, 100.0, 10.0), launch_costs(20.0, 200.0, 20.0)]
+    for file, gone in zip(several, (1, 3), strict=True):
+        file.rows[:] = [row for row in file.rows if row["params"]["tokens"] != gone]
+    new = [launch_costs(10.0, 100.0, 10.0), launch_costs(20.0, 200.0, 20.0)]
+    (cost, *_) = sides(several, new).launch_costs
+    assert (cost.word, cost.cases) == ("same", 1)
+    assert cost.base_us == pytest.approx(math.sqrt(100 * 200))
 
 
 def test_rows_by_the_event_clock_say_whether_the_device_moved(sides: Sides) -> None:
@@ -258,7 +367,14 @@ def test_rows_by_the_event_clock_say_whether_the_device_moved(sides: Sides) -> N
     )
     curve = sides(base, new).curves[0]
     assert [row.word for row in curve.rows] == ["slower"]
-    assert [(row.word, row.reason) for row in curve.device] == [("same", "graph")]
+    assert [(row.word, row.clock, row.reason) for row in curve.device] == [("same", "graph", "")]
+    assert [row.clock for row in curve.rows] == ["event"]
+
+
+def test_the_same_medians_by_a_device_clock_beside_are_the_same_whatever_their_noise(sides: Sides) -> None:
+    files = [ResultFile(clock="event").timed(1, graph_p50_us=us) for us in (1.0, 2.0, 3.0)]
+    (row,) = sides(files, files[::-1]).curves[0].device
+    assert (row.word, row.ratio) == ("same", NO_CHANGE)
 
 
 def test_memory_construction_and_facts_are_told_where_they_change(sides: Sides) -> None:
@@ -277,6 +393,46 @@ def test_memory_construction_and_facts_are_told_where_they_change(sides: Sides) 
     ]
     little = [ResultFile().timed(1).constructed(502 * 2**20, 2.3)]
     assert not sides(base, little).construction
+
+
+def test_what_construction_does_not_tell_is_not_compared(sides: Sides) -> None:
+    base, new = ResultFile().timed(1).constructed(), ResultFile().timed(1).constructed(seconds=9.0)
+    new.section["construction"][0]["device_memory_bytes"] = None
+    del new.section["construction"][0]["build_s"]
+    assert [str(change).partition(": ")[2] for change in sides([base], [new]).construction] == [
+        "construction 2.0 s -> 9.0 s"
+    ]
+    assert not sides([base], [ResultFile().timed(1)]).construction
+
+
+def test_the_commit_is_told_where_it_differs_and_launches_may_differ_in_it(sides: Sides) -> None:
+    def of(commit: str | None, dirty: bool | None = False) -> ResultFile:
+        return ResultFile(commit={"id": commit, "dirty": dirty}).timed(1)
+
+    first, second = of("abc1234" + 33 * "0"), of("def5678" + 33 * "1", dirty=True)
+    for base, new, said in (
+        ([first], [second], ["commit abc1234 -> def5678 (dirty)"]),
+        ([first], [first, second], ["commit abc1234 -> abc1234 and def5678 (dirty)"]),
+        ([second], [second], []),
+        ([of("unknown", None)], [second], []),
+        ([ResultFile().timed(1)], [second], []),
+    ):
+        assert [str(change) for change in sides(base, new).software] == said
+
+
+def test_many_rows_are_looked_up_once(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [ResultFile().timed(1).timed(2).timed(4)]
+    base, new = sides.side("base", files), sides.side("new", files)
+    asked: list[str] = []
+    rows = differences._rows
+
+    def asking(side: Side) -> dict[RowKey, Row]:
+        asked.append(side.name)
+        return rows(side)
+
+    monkeypatch.setattr(differences, "_rows", asking)
+    differences.refuse(base, new)
+    assert sorted(asked) == ["base", "new"]
 
 
 def test_software_hardware_and_environment_are_told_where_they_change(sides: Sides) -> None:
@@ -357,5 +513,8 @@ def test_the_wheel_that_made_combine_slower_for_many_tokens_is_found() -> None:
     for row in compare(base, new, Floor()).rows:
         found.setdefault(row.key.component, {})[row.key.case.tokens] = row.word
     assert {found["combine"][tokens] for tokens in (512, 1024, 2048, 4096, 8192)} == {"slower"}
-    assert {found["combine"][tokens] for tokens in (2, 4, 8, 16, 32, 64)} == {"unclear"}
-    assert {found[one][tokens] for one in ("dispatch", "roundtrip") for tokens in (1, 16, 64)} == {"faster"}
+    # Not asked of combine: T=1, in whose window within the graph the new wheel takes 4 to 7 % more in every
+    # launch, though less as a roundtrip; and T=128, which is 4 % faster. Both are what the device did.
+    assert {found["combine"][tokens] for tokens in (2, 4, 8, 16, 32, 64)} <= {"same", "unclear"}
+    faster = {found[one][tokens] for one in ("dispatch", "roundtrip") for tokens in (1, 16, 64, 128)}
+    assert faster == {"faster"}

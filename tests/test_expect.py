@@ -22,6 +22,7 @@ from pytest_ep.results.sides import ResultError
 from pytest_ep.results.sides import load_side
 from tests.result_files import MEDIANS
 from tests.result_files import ResultFile
+from tests.result_files import nodeid
 from tests.result_files import params
 
 ROOT = Path(__file__).parents[1]
@@ -69,6 +70,19 @@ def test_what_is_written_is_met_by_the_files_it_was_made_of(
     rack = launches(tmp_path / "good", 1.00004, 1.02, 0.97)
     assert qualify(written(tmp_path, rack, "--margin", "0"), [rack], "text") == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["  met: 18"]
+
+
+@pytest.mark.parametrize(
+    "us", [20.00000000001, 123.4000000000001, 1234.5, 98765.4321, 1e6 + 1e-9, 9999.9, 3e-5]
+)
+def test_no_limit_is_tighter_than_the_figure_that_it_was_made_of(tmp_path: Path, us: float) -> None:
+    rack = str(
+        ResultFile().timed(1, dict.fromkeys(MEDIANS, us), spread_us=us).write(tmp_path / "good/1.json")
+    )
+    file = written(tmp_path, rack, "--margin", "0")
+    assert qualify(file, [rack], "text") == 0
+    (first, *_) = load(file)
+    assert dict(first.limits) == pytest.approx({"max_us": us, "max_spread_us": us}, rel=1e-3)
 
 
 def test_a_rack_that_is_slower_than_the_margin_fails_and_says_where_and_by_how_much(
@@ -153,6 +167,7 @@ def test_how_far_launches_lie_apart_cannot_be_said_of_one(tmp_path: Path) -> Non
         ("tokens = [1, 2, 64]", "no row with tokens 2"),
         ('tokens = [1, "513..1024"]', "no row with tokens 513..1024"),
         ("ep_size = [2, 4]", "no row with ep_size 4"),
+        ("ep_size = [2, 4]\ntokens = [1, 64]", "no row with ep_size 4"),
     ],
 )
 def test_what_selects_no_row_is_missing_and_says_what_is_there(
@@ -161,6 +176,18 @@ def test_what_selects_no_row_is_missing_and_says_what_is_there(
     found = judged(expectation(line, "max_us = 99"), launches(tmp_path / "a", 1), tmp_path)
     assert [text.partition(": ")[2] for _, text in unmet(found)] == [reason]
     assert {what for what, _ in unmet(found)} == {"missing"}
+
+
+def test_each_combination_of_listed_values_must_have_a_row(tmp_path: Path) -> None:
+    file = ResultFile().timed(1).timed(64, of=params(64, ep_size=4)).timed(128, of=params(128, ep_size=4))
+    rack = str(file.write(tmp_path / "a.json"))
+    text = expectation("ep_size = [2, 4]", 'tokens = [1, "64..512"]', "max_us = 99")
+    assert [reason.partition(": ")[2] for _, reason in unmet(judged(text, rack, tmp_path))] == [
+        "no row with ep_size 2 and tokens 64..512",
+        "no row with ep_size 4 and tokens 1",
+    ]
+    file.timed(64).timed(1, of=params(1, ep_size=4)).write(tmp_path / "a.json")
+    assert not judged(text, rack, tmp_path).unmet
 
 
 def test_expectations_that_are_missing_for_one_reason_are_one_line(tmp_path: Path) -> None:
@@ -184,8 +211,62 @@ def test_any_subset_of_the_params_selects(tmp_path: Path, tokens: str) -> None:
 
 def test_a_skipped_case_is_missing_with_its_reason(tmp_path: Path) -> None:
     ResultFile().timed(1).skipped(64, "the wheel lacks it").write(tmp_path / "a.json")
-    found = judged(expectation("tokens = 64", "max_us = 99"), str(tmp_path / "a.json"), tmp_path)
-    assert unmet(found)[0][1].endswith("no row with tokens 64; there: 1; skipped: the wheel lacks it")
+    for tokens in ("tokens = 64", "tokens = [1, 64]", 'tokens = "1..64"', ""):
+        found = judged(expectation(tokens, "max_us = 99"), str(tmp_path / "a.json"), tmp_path)
+        assert unmet(found) == [("missing", "uniform T=64: skipped: the wheel lacks it")]
+    assert not judged(expectation("tokens = 1", "max_us = 99"), str(tmp_path / "a.json"), tmp_path).unmet
+
+
+def test_a_key_that_cannot_run_is_missing_where_it_is_asked_for_by_name(tmp_path: Path) -> None:
+    rack = tmp_path / "a.json"
+    ResultFile().timed(1, of=params(1, precision="fp8")).skipped(0, "the wheel lacks it").write(rack)
+    asked = judged(expectation('precision = ["bf16", "fp8"]', "max_us = 99"), str(rack), tmp_path)
+    assert [reason.partition(": ")[2] for _, reason in unmet(asked)] == [
+        "no row with precision bf16; skipped: the wheel lacks it"
+    ]
+    assert not judged(expectation("max_us = 99"), str(rack), tmp_path).unmet
+
+
+def test_a_case_that_some_launches_do_not_time_is_missing_with_how_many_and_why(tmp_path: Path) -> None:
+    for number, file in enumerate(
+        (
+            ResultFile().timed(1).timed(2).timed(4),
+            ResultFile().timed(1).not_run(2, "stopped").probe("probed"),
+            ResultFile().timed(1).skipped(2, "no memory").checked(4, "one GPU"),
+            ResultFile().skipped(0, "no link"),
+        )
+    ):
+        file.write(tmp_path / f"rack/{number}.json")
+    found = judged(expectation("max_us = 99"), str(tmp_path / "rack"), tmp_path)
+    assert unmet(found) == [
+        ("missing", "uniform T=1: in 1 of 4 launches: skipped: no link"),
+        (
+            "missing",
+            "uniform T=2: in 3 of 4 launches: not run: stopped, skipped: no memory, skipped: no link",
+        ),
+        ("missing", "uniform T=4: in 3 of 4 launches: absent, checked: one GPU, skipped: no link"),
+    ]
+    spread = judged(expectation("max_launch_spread_percent = 5"), str(tmp_path / "rack"), tmp_path)
+    assert unmet(spread) == unmet(found)
+    only = judged(expectation("tokens = 4", "max_us = 99"), str(tmp_path / "rack"), tmp_path)
+    assert [reason.split()[1] for _, reason in unmet(only)] == ["T=4:"]
+
+
+def test_a_case_that_no_launch_reached_is_missing_even_where_nothing_tells_its_params(tmp_path: Path) -> None:
+    file = ResultFile().timed(1).not_run(64, "stopped")
+    file.section["not_run"].append({"case": "x.py::T::test_probe[h200-slots]", "reason": "stopped"})
+    rack = str(file.write(tmp_path / "a.json"))
+    found = judged(expectation('tokens = "1..512"', "max_us = 99"), rack, tmp_path)
+    assert unmet(found) == [("missing", f"{nodeid(params(64))}: not run: stopped")]
+
+
+def test_launches_of_another_ep_size_lack_no_case_of_this_one(tmp_path: Path) -> None:
+    two = ResultFile(machine={"sku": "h200", "ranks": 2}).timed(1)
+    four = ResultFile(machine={"sku": "h200", "ranks": 4}).timed(1, of=params(1, ep_size=4))
+    four.skipped(1, "launch it with 2 ranks", "ep-size")
+    for name, file in (("2", two), ("4", four)):
+        file.write(tmp_path / f"rack/{name}.json")
+    assert not judged(expectation("max_us = 99"), str(tmp_path / "rack"), tmp_path).unmet
 
 
 def test_a_wrong_case_fails_what_selects_it_and_nothing_else(tmp_path: Path) -> None:
@@ -207,7 +288,9 @@ def test_a_failed_probe_fails_its_key_and_a_failed_case_without_params_fails_all
     file.section["failed"] = [{"case": probe, "params": params(8), **entry}]
     path = str(file.write(tmp_path / "a.json"))
     found = judged(expectation("tokens = 1", "max_us = 99"), path, tmp_path)
-    assert unmet(found) == [("wrong", "uniform probe slots: slot 3 (a.json)")]
+    assert unmet(found) == [("wrong", "probe slots: slot 3 (a.json)")]
+    zipf = judged(expectation('routing = "zipf:1"', "max_us = 99"), path, tmp_path)
+    assert [what for what, _ in unmet(zipf)] == ["wrong", "missing"]
     other = judged(expectation("ep_size = 4", "max_us = 99"), path, tmp_path)
     assert [what for what, _ in unmet(other)] == ["missing"]
     file.section["failed"] = [{"case": "old[x]", **entry}]
@@ -238,10 +321,10 @@ def test_markdown_is_a_table_of_what_is_not_met(tmp_path: Path, capsys: pytest.C
     good, slow = launches(tmp_path / "good", 1), launches(tmp_path / "slow", 1.2)
     qualify(written(tmp_path, good), [good, slow], "markdown")
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("###")] == [
+    assert [line.replace("\\", "") for line in lines if line.startswith("###")] == [
         f"### {name} (1 launch) against {tmp_path / 'rack.toml'}" for name in ("good", "slow")
     ]
-    assert len([line for line in lines if line.startswith("| over | flashinfer_ep h200 EP2")]) == 3
+    assert len([line for line in lines if line.startswith("| over | flashinfer\\_ep h200 EP2")]) == 3
     assert {line.count("|") for line in lines if line.startswith("|")} == {4}
 
 
@@ -281,6 +364,18 @@ def test_a_rack_with_a_wrong_case_or_two_clocks_lets_one_expect_nothing(tmp_path
     nothing = str(ResultFile().skipped(1).write(tmp_path / "3.json"))
     with pytest.raises(ResultError, match="no timed case"):
         run(nothing)
+
+
+def test_a_refusal_leaves_no_file_and_prints_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = str(ResultFile().timed(1).write(tmp_path / "1.json"))
+    other = str(ResultFile(clock="event").timed(1).write(tmp_path / "2.json"))
+    for output in (["-o", str(tmp_path / "rack.toml")], []):
+        with pytest.raises(ResultError, match="timed by event and graph"):
+            run(one, other, *output)
+    assert not capsys.readouterr().out
+    assert not (tmp_path / "rack.toml").exists()
 
 
 def test_the_file_is_never_overwritten_and_a_margin_is_a_percentage(

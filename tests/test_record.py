@@ -17,6 +17,7 @@ from pytest_ep.results.record import CaseResult
 from pytest_ep.results.record import Ledger
 from pytest_ep.results.record import Measurement
 from pytest_ep.results.record import parameters
+from pytest_ep.results.record import section
 from pytest_ep.timing.statistics import SampleError
 from pytest_ep.timing.traffic import Leaving
 from pytest_ep.timing.traffic import Traffic
@@ -278,35 +279,54 @@ def test_the_section_lists_every_case_that_left_no_row() -> None:
     ledger.add(CaseResult("c", CELL, "skipped", reason="8 ranks, 4 here", code="ranks"))
     ledger.add(CaseResult("d", CELL, "checked", reason="two ranks share a GPU"))
     ledger.add(CaseResult("e", CELL, "probed", reason="uniform: as expected", probe="uniform"))
+    ledger.add(CaseResult("g", CELL, "failed", reason="slots: wrong", code="payload", probe="slots"))
     ledger.not_run, ledger.stopped_by = ["f"], "stopping after 1 failures"
     ledger.constructed[CELL.key] = {"build_s": 2.0}
     ledger.drift[CELL.key] = {"tokens": 1}
-    section: Any = ledger.section()
-    assert section["failed"] == [
+    said: Any = ledger.section()
+    assert said["failed"] == [
         {
             "case": "b",
             "params": PARAMS,
+            "probe": "",
             "code": "combine",
             "reason": "wrong",
             "diagnosis": "other reduction",
             "evidence": {},
-        }
+        },
+        {
+            "case": "g",
+            "params": PARAMS,
+            "probe": "slots",
+            "code": "payload",
+            "reason": "slots: wrong",
+            "diagnosis": "",
+            "evidence": {},
+        },
     ]
-    assert section["skipped"] == [
-        {"case": "c", "params": PARAMS, "code": "ranks", "reason": "8 ranks, 4 here"}
+    assert said["skipped"] == [{"case": "c", "params": PARAMS, "code": "ranks", "reason": "8 ranks, 4 here"}]
+    assert said["checked"] == [{"case": "d", "params": PARAMS, "reason": "two ranks share a GPU"}]
+    assert said["probed"] == [
+        {"case": "e", "params": PARAMS, "probe": "uniform", "reason": "uniform: as expected"}
     ]
-    assert section["checked"] == [{"case": "d", "params": PARAMS, "reason": "two ranks share a GPU"}]
-    assert section["probed"] == [{"case": "e", "reason": "uniform: as expected"}]
-    assert section["not_run"] == [{"case": "f", "reason": "stopping after 1 failures"}]
-    assert section["drift"] == [{"tokens": 1}]
-    assert section["construction"] == [{"backend": "torch_a2a", "key": str(CELL.key), "build_s": 2.0}]
-    assert [(case["case"], case["outcome"]) for case in section["cases"]] == [
+    assert said["not_run"] == [{"case": "f", "reason": "stopping after 1 failures"}]
+    assert said["drift"] == [{"tokens": 1}]
+    assert said["construction"] == [{"backend": "torch_a2a", "key": str(CELL.key), "build_s": 2.0}]
+    assert [(case["case"], case["outcome"]) for case in said["cases"]] == [
         ("a", "timed"),
         ("d", "checked"),
     ]
-    before = copy.deepcopy(section)
-    section["failed"] = []
+    before = copy.deepcopy(said)
+    said["failed"] = []
     assert ledger.section() == before
+
+
+def test_what_an_earlier_version_s_journal_did_not_say_is_left_out_of_the_section() -> None:
+    line = CaseResult("e", CELL, "probed", reason="uniform: as expected", probe="uniform").line()
+    del line["probe"]
+    assert section([line], [], "")["probed"] == [
+        {"case": "e", "params": PARAMS, "reason": "uniform: as expected"}
+    ]
 
 
 def test_a_case_that_fails_later_is_no_longer_timed() -> None:

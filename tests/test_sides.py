@@ -73,6 +73,13 @@ def test_the_outcomes_of_cases_without_rows_are_known_by_their_params_or_else_by
     assert nodeid(params(64)) in load_launch(file.write(tmp_path / "b.json")).unplaced
 
 
+def test_files_are_in_natural_order_whatever_counts_as_a_digit(tmp_path: Path) -> None:
+    for name in ("10\u00b23", "9\u00b23", "9\u00b220"):
+        ResultFile().timed(64).write(tmp_path / f"{name}.json")
+    names = [launch.path.stem for launch in load_side(str(tmp_path)).launches]
+    assert names == ["9\u00b23", "9\u00b220", "10\u00b23"]
+
+
 def test_a_failed_probe_is_no_case_of_as_many_tokens(tmp_path: Path) -> None:
     file = ResultFile().timed(8)
     name = nodeid(params(8)).replace("test_case[", "test_probe[").replace("uniform-T00008", "rank_powers")
@@ -84,6 +91,39 @@ def test_a_failed_probe_is_no_case_of_as_many_tokens(tmp_path: Path) -> None:
         ("", "timed"),
         ("rank_powers", "failed"),
     }
+
+
+def test_a_probe_has_its_name_from_its_entry_wherever_its_test_is(tmp_path: Path) -> None:
+    file = ResultFile().timed(8).probe("probed", case="mine.py::TestMine::test_other[x]")
+    found = load_launch(file.write(tmp_path / "a.json")).outcomes
+    assert [(case.probe, str(case).split()[-2:], one.what) for case, one in found.items()] == [
+        ("", ["uniform", "T=8"], "timed"),
+        ("slots", ["probe", "slots"], "probed"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"device_memory_bytes": None, "construction_s": 3}, ""),
+        ({"device_memory_bytes": "much"}, "TypeError: must be real number, not str"),
+        ({"construction_s": float("nan")}, "ValueError: construction has nan as construction_s"),
+        (None, "KeyError: 'backend'"),
+    ],
+)
+def test_what_construction_took_may_be_unknown_but_must_be_numbers(
+    tmp_path: Path, change: dict[str, object] | None, said: str
+) -> None:
+    file = ResultFile().timed(64).constructed()
+    if change is None:
+        del file.section["construction"][0]["backend"]
+    else:
+        file.section["construction"][0].update(change)
+    path = file.write(tmp_path / "a.json")
+    if said:
+        assert said in refused(path)
+    else:
+        assert len(load_launch(path).construction) == 1
 
 
 def test_what_is_no_result_file_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pytest_ep.results import sweep
 from pytest_ep.results.journal import SUFFIX
 from pytest_ep.results.journal import JournalError
 from pytest_ep.results.journal import recovered
+from pytest_ep.results.newfile import write_new
 from pytest_ep.results.sides import ResultError
 
 CANNOT = 2
@@ -51,7 +52,6 @@ def _recover(chosen: argparse.Namespace) -> int:
     if output == chosen.journal:
         raise JournalError(f"{output} is the journal itself: name the result file with --output")
     result = recovered(chosen.journal)
-    with output.open("x") as file:  # exclusive: a result file is never overwritten
-        json.dump(result, file, indent=4)
+    write_new(output, json.dumps(result, indent=4))
     print(f"{output}: {len(result['benchmarks'])} rows of {len(result['pytest_ep']['cases'])} finished cases")
     return 0

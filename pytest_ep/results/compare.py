@@ -15,6 +15,8 @@ from pytest_ep.results.sides import ResultError
 from pytest_ep.results.sides import load_side
 from pytest_ep.results.verdicts import FAILING
 from pytest_ep.results.verdicts import KNOWN
+from pytest_ep.results.verdicts import LAUNCH
+from pytest_ep.results.verdicts import NONE
 from pytest_ep.results.verdicts import Floor
 from pytest_ep.results.verdicts import parse_floor
 from pytest_ep.results.verdicts import parse_words
@@ -46,7 +48,7 @@ def add_parser(commands: Any) -> None:
         "--fail-on",
         type=_argument(parse_words),
         metavar="WORDS",
-        help=f"what gives exit code 1 ({','.join(FAILING)}); known: {', '.join(KNOWN)}",
+        help=f"what gives exit code 1 ({','.join(FAILING)}); known: {', '.join(KNOWN)}, or {NONE}",
     )
     parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help=f"({FORMATS[0]})")
     parser.add_argument(
@@ -75,13 +77,17 @@ def _run(chosen: argparse.Namespace) -> int:
 
     side = load_side(base)
     comparisons = [compare(side, load_side(new), chosen.floor or Floor()) for new in news]
-    fail_on = chosen.fail_on or FAILING
+    fail_on = FAILING if chosen.fail_on is None else chosen.fail_on
+    failing = any(comparison.failing(fail_on) for comparison in comparisons)
+    for comparison in comparisons:
+        if not failing and (untold := comparison.untold(fail_on)):
+            raise ResultError(f"--fail-on {LAUNCH}: {untold}")
     _write(comparisons, fail_on, chosen.format)
-    return int(any(comparison.failing(fail_on) for comparison in comparisons))
+    return int(failing)
 
 
 def _qualify(chosen: argparse.Namespace) -> int:
-    if chosen.floor or chosen.fail_on:
+    if chosen.floor is not None or chosen.fail_on is not None:
         raise ResultError("--expect judges by its file alone: leave out --floor and --fail-on")
     from pytest_ep.results.qualify import qualify
 

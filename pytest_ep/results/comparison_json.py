@@ -24,7 +24,7 @@ def document(comparison: Comparison, fail_on: Collection[str]) -> dict[str, Any]
         "floor": asdict(comparison.floor),
         "words": dict(comparison.words),
         "fails": list(comparison.failing(fail_on)),
-        "rows": [{"clock": curve.clock, **_row(row)} for curve in comparison.curves for row in curve.rows],
+        "rows": [_row(row) for row in comparison.rows],
         "cases": [
             {**_subject(case.subject), "word": case.word, "reason": case.reason} for case in comparison.cases
         ],
@@ -35,7 +35,7 @@ def document(comparison: Comparison, fail_on: Collection[str]) -> dict[str, Any]
                 "clock": curve.clock,
                 "geometric_mean": curve.mean,
                 "ratios": curve.counted,
-                "device": [{"clock": row.reason, **_row(row), "reason": ""} for row in curve.device],
+                "device": [_row(row) for row in curve.device],
             }
             for curve in comparison.curves
         ],
@@ -54,6 +54,7 @@ def _side(side: Side) -> dict[str, Any]:
 
 def _row(row: RowVerdict) -> dict[str, Any]:
     return {
+        "clock": row.clock,
         **_subject(row.key.case),
         "component": row.key.component,
         "word": row.word,

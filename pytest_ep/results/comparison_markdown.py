@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 
 from pytest_ep.results.comparison import Comparison
+from pytest_ep.results.phrases import escaped
 from pytest_ep.results.times import Curve
 from pytest_ep.results.times import RowVerdict
 from pytest_ep.results.verdicts import FASTER
@@ -25,27 +26,27 @@ from pytest_ep.results.wording import verdict
 
 def lines(comparison: Comparison, fail_on: Collection[str]) -> Iterator[str]:
     """Yield the lines: the verdict, what is slower, wrong or gone, then all rows within ``<details>``."""
-    yield from (f"### {_plain(title(comparison))}", "", f"**{_plain(verdict(comparison, fail_on))}**", "")
+    yield from (f"### {escaped(title(comparison))}", "", f"**{escaped(verdict(comparison, fail_on))}**", "")
     yield from _items(comparison.software)
     for word, cases, reason in grouped(comparison.cases):
-        yield f"- **{word}**: {_plain(f'{cases}: {reason}' if reason else cases)}"
+        yield f"- **{word}**: {escaped(f'{cases}: {reason}' if reason else cases)}"
     for word in (SLOWER, FASTER):
-        yield from (f"- **{word}**: {_plain(said)}" for said in summary(comparison, word))
+        yield from (f"- **{word}**: {escaped(said)}" for said in summary(comparison, word))
     yield from ("", "<details><summary>All rows</summary>", "")
     for name, curves in by_name(comparison.curves).items():
         yield from _table(name, curves)
     yield from _items(f"also differs: {changed}" for changed in comparison.circumstances)
     for cost in comparison.launch_costs:
         figures = f"{us(cost.base_us)} -> {us(cost.new_us)} us, {change(cost.ratio)} %: {cost.word}"
-        yield f"- launch cost, {_plain(cost.name)} {cost.component}: {figures}"
+        yield f"- launch cost, {escaped(cost.name)} {cost.component}: {figures}"
     yield from _items((*comparison.construction, *comparison.facts, *comparison.notes))
     if comparison.curves:
-        yield from ("", _plain(legend(comparison)))
+        yield from ("", escaped(legend(comparison)))
     yield from ("", "</details>", "")
 
 
 def _table(name: str, curves: Sequence[Curve]) -> Iterator[str]:
-    yield _plain(name)
+    yield escaped(name)
     yield from ("", "| component | T | base us | new us | change % | verdict |", "|---|--:|--:|--:|--:|---|")
     for curve in curves:
         yield from map(_row, curve.rows)
@@ -64,11 +65,4 @@ def _row(row: RowVerdict) -> str:
 
 
 def _items(said: Iterable[object]) -> Iterator[str]:
-    return (f"- {_plain(str(one))}" for one in said)
-
-
-def _plain(text: str) -> str:
-    """Return text that Markdown shows as it is: names hold underscores, reasons anything."""
-    for mark in ("\\", "|", "*", "_", "`", "<", "[", "~"):
-        text = text.replace(mark, f"\\{mark}")
-    return text
+    return (f"- {escaped(str(one))}" for one in said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from pytest_ep.results.sides import Case
+from pytest_ep.results.sides import Construction
 from pytest_ep.results.sides import Launch
 from pytest_ep.results.sides import ResultError
 from pytest_ep.results.sides import Row
@@ -51,8 +53,9 @@ def refuse(base: Side, new: Side) -> None:
                 f"different {what}s: {base.name} has {_listed(there)}, {new.name} has {_listed(here)}:"
                 " compare runs of the same"
             )
+    others = _rows(new)
     for key, row in _rows(base).items():
-        other = _rows(new).get(key)
+        other = others.get(key)
         if other is not None and _method(other) != _method(row):
             raise ResultError(
                 f"different clocks: {key} is timed by {_method(row)} in {base.name}, by {_method(other)} in"
@@ -61,8 +64,12 @@ def refuse(base: Side, new: Side) -> None:
 
 
 def software(base: Side, new: Side) -> list[Change]:
-    """Return the versions that differ."""
-    return _changes(base, new, lambda launch: _flat(_versions(launch)))
+    """Return the versions that differ, and the commits of the folders that the runs were started in."""
+
+    def told(launch: Launch) -> dict[str, str]:
+        return {**_flat(_versions(launch)), **({"commit": launch.commit} if launch.commit else {})}
+
+    return _changes(base, new, told)
 
 
 def circumstances(base: Side, new: Side) -> list[Change]:
@@ -80,11 +87,9 @@ def construction(base: Side, new: Side) -> list[Change]:
     before, after = _constructed(base), _constructed(new)
     found = []
     for name in before:
-        if name not in after:
-            continue
+        sides = (before[name], after.get(name, []))
         memory, seconds, build = (
-            tuple(median(float(entry.get(what, 0)) for entry in side[name]) for side in (before, after))
-            for what in ("device_memory_bytes", "construction_s", "build_s")
+            [_median(entries, what) for entries in sides] for what in ("memory", "seconds", "build")
         )
         if _moved(memory, MEMORY_SHARE, MEMORY_BYTES):
             found.append(Change(f"{name}: device memory", *(f"{one / 2**20:.0f} MiB" for one in memory)))
@@ -179,12 +184,18 @@ def _versions(launch: Launch) -> dict[str, Any]:
     return {name: launch.software[name] for name in VERSIONS if name in launch.software}
 
 
-def _constructed(side: Side) -> dict[str, list[Mapping[str, Any]]]:
-    found: dict[str, list[Mapping[str, Any]]] = {}
+def _constructed(side: Side) -> dict[str, list[Construction]]:
+    found: dict[str, list[Construction]] = {}
     for launch in side.launches:
         for entry in launch.construction:
-            found.setdefault(f"{entry['backend']} {entry['key']}", []).append(entry)
+            found.setdefault(entry.name, []).append(entry)
     return found
+
+
+def _median(entries: Sequence[Construction], what: str) -> float:
+    """Return the median over the launches that say it; NaN, which differs from nothing, where none does."""
+    told = [value for entry in entries if (value := getattr(entry, what)) is not None]
+    return median(told) if told else math.nan
 
 
 def _moved(pair: Sequence[float], share: float, least: float) -> bool:

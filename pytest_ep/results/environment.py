@@ -21,6 +21,9 @@ from pytest_ep.results import libraries
 if TYPE_CHECKING:
     from pytest_ep.results.record import JSON
 
+NO_COMMIT = ("unknown", "unversioned")
+"""What pytest-benchmark calls the commit of a folder that has none."""
+
 
 def hardware(
     machine: Machine,
@@ -61,7 +64,7 @@ def drop_jitter(machine_info: MutableMapping[str, Any]) -> None:
 
 def admit_unknown(commit_info: MutableMapping[str, Any]) -> None:
     """Take back "not dirty" where pytest-benchmark found no commit that could be."""
-    if commit_info.get("id") in ("unknown", "unversioned"):
+    if commit_info.get("id") in NO_COMMIT:
         commit_info["dirty"] = None
 
 

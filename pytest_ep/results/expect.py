@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import sys
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import replace
+from decimal import ROUND_CEILING
+from decimal import Decimal
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,6 +21,7 @@ from typing import TextIO
 
 from pytest_ep.results.expectations import SELECTORS
 from pytest_ep.results.expectations import value_of
+from pytest_ep.results.newfile import write_new
 from pytest_ep.results.sides import Launch
 from pytest_ep.results.sides import ResultError
 from pytest_ep.results.sides import Row
@@ -64,13 +68,12 @@ def write(launches: Sequence[Launch], margin: float, file: TextIO) -> None:
 
 def _run(chosen: argparse.Namespace) -> int:
     launches = [launch for text in chosen.files for launch in load_side(text).launches]
+    text = io.StringIO()
+    write(launches, chosen.margin, text)  # which may refuse when it has written a part
     if chosen.output is None:
-        write(launches, chosen.margin, sys.stdout)
-        return 0
-    if chosen.output.exists():
-        raise ResultError(f"{chosen.output} exists and is not overwritten: name another file")
-    with chosen.output.open("x", encoding="utf-8") as file:
-        write(launches, chosen.margin, file)
+        sys.stdout.write(text.getvalue())
+    else:
+        write_new(chosen.output, text.getvalue())
     return 0
 
 
@@ -135,8 +138,9 @@ def _up(value: float) -> str:
     """Round up to a few digits, so that what it was made of is within it."""
     if value <= 0:
         return "0.001"  # a limit is positive
-    places = _DIGITS - 1 - math.floor(math.log10(value))
-    return f"{math.ceil(value * 10**places - 1e-9) / 10**places:.{max(places, 0)}f}"
+    exact = Decimal(repr(value))
+    digits = Decimal(1).scaleb(exact.adjusted() + 1 - _DIGITS)
+    return f"{exact.quantize(digits, ROUND_CEILING):f}"
 
 
 def _toml(value: str | int) -> str:

@@ -20,8 +20,9 @@ import pytest
 from pytest_ep.matrix.cells import MODES
 from pytest_ep.matrix.cells import PRECISIONS
 from pytest_ep.matrix.fields import Fields
-from pytest_ep.options import CLOCKS
+from pytest_ep.results.record import CLOCKS
 from pytest_ep.results.record import COMPONENTS
+from pytest_ep.results.sides import PARAMS
 from pytest_ep.results.sides import Case
 from pytest_ep.results.sides import ResultError
 from pytest_ep.results.sides import RowKey
@@ -31,18 +32,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-SELECTORS = (
-    "backend",
-    "sku",
-    "ep_size",
-    "mode",
-    "precision",
-    "model",
-    "routing",
-    "token_skew",
-    "tokens",
-    "component",
-)
+SELECTORS = (*PARAMS, "component")
 _NUMBERS = ("ep_size", "tokens")
 _KNOWN = {"mode": MODES, "precision": PRECISIONS, "component": COMPONENTS}
 
@@ -90,12 +80,14 @@ class Expectation:
         return all(admits(choices, value_of(key, name)) for name, choices in self.selects.items())
 
     def covers(self, case: Case) -> bool:
-        """Whether rows of a case are meant; a probe, or tokens 0, stands for all sizes of its key."""
-        return all(
-            admits(choices, getattr(case, name))
-            for name, choices in self.selects.items()
-            if name != "component" and not (name == "tokens" and (case.probe or not case.tokens))
-        )
+        """Whether rows of a case are meant; tokens 0 stands for all sizes, a probe for all of its key."""
+        any_value = {"component"}
+        if case.whole:
+            any_value.add("tokens")
+        elif case.probe:
+            any_value |= {"routing", "token_skew", "tokens"}
+        chosen = {name: choices for name, choices in self.selects.items() if name not in any_value}
+        return all(admits(choices, getattr(case, name)) for name, choices in chosen.items())
 
 
 def admits(choices: tuple[Choice, ...], value: str | int) -> bool:
@@ -155,7 +147,7 @@ def _expectation(file: str, where: str, table: Mapping[str, Any]) -> Expectation
     with Fields(file, where, table) as fields:
         selects = {name: choices for name in SELECTORS if (choices := _choices(fields, name))}
         limits = {limit.name: bound for limit in LIMITS if (bound := fields.speed(limit.name)) is not None}
-        clock = fields.choice("clock", fields.text("clock"), CLOCKS[1:])
+        clock = fields.choice("clock", fields.text("clock"), CLOCKS)
         fields.known.append("each")
     if not limits:
         raise fields.error(f"has no limit, known: {', '.join(limit.name for limit in LIMITS)}")

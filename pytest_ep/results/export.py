@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import json
 import statistics
 import sys
@@ -16,25 +17,18 @@ from pathlib import Path
 from typing import Any
 from typing import TextIO
 
+from pytest_ep.results.newfile import write_new
+from pytest_ep.results.sides import PARAMS
 from pytest_ep.results.sides import Case
 from pytest_ep.results.sides import Launch
 from pytest_ep.results.sides import Outcome
-from pytest_ep.results.sides import ResultError
 from pytest_ep.results.sides import Row
 from pytest_ep.results.sides import load_side
 
 COLUMNS = (
     "file",
     "case",
-    "backend",
-    "sku",
-    "ep_size",
-    "mode",
-    "precision",
-    "model",
-    "routing",
-    "token_skew",
-    "tokens",
+    *PARAMS,
     "component",
     "probe",
     "outcome",
@@ -80,14 +74,12 @@ def write(launches: Iterable[Launch], file: TextIO) -> None:
 
 def _run(chosen: argparse.Namespace) -> int:
     launches = [launch for text in chosen.files for launch in load_side(text).launches]
+    text = io.StringIO()
+    write(launches, text)
     if chosen.output is None:
-        write(launches, sys.stdout)
-        return 0
-    try:
-        with chosen.output.open("x", newline="", encoding="utf-8") as file:
-            write(launches, file)
-    except FileExistsError:
-        raise ResultError(f"{chosen.output} exists and is not overwritten: name another file") from None
+        sys.stdout.write(text.getvalue())
+    else:
+        write_new(chosen.output, text.getvalue())
     return 0
 
 

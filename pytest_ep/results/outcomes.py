@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from typing import TypeAlias
 
+from pytest_ep.matrix.skew import NO_SKEW
+from pytest_ep.results.phrases import among
 from pytest_ep.results.sides import PROBE
 from pytest_ep.results.sides import Case
-from pytest_ep.results.sides import Launch
 from pytest_ep.results.sides import Outcome
 from pytest_ep.results.sides import ResultError
 from pytest_ep.results.sides import Side
@@ -49,6 +51,16 @@ class Tally:
         return [outcome for outcome in self.outcomes if outcome.what in kinds]
 
     @property
+    def reached(self) -> bool:
+        """Whether any launch was to run it."""
+        return any(outcome.what != "skipped" for outcome in self.outcomes)
+
+    @property
+    def ran(self) -> bool:
+        """Whether any launch has a result of it."""
+        return bool(self.of(*PASSED, "failed"))
+
+    @property
     def passed(self) -> bool:
         """Whether it passed in a launch and failed in none."""
         return bool(self.of(*PASSED)) and not self.of("failed")
@@ -56,8 +68,8 @@ class Tally:
     def told(self, kind: str) -> str:
         """Return in how many launches it ended so, where there are several, and why."""
         those = self.of(kind)
-        count = f"in {len(those)} of {self.launches} launches: " if self.launches > 1 else ""
-        return count + ", ".join(dict.fromkeys(_reason(outcome) for outcome in those))
+        reasons = ", ".join(dict.fromkeys(_reason(outcome) for outcome in those))
+        return among(len(those), self.launches) + reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +88,17 @@ def compare_outcomes(base: Side, new: Side) -> Outcomes:
     Of a case that ran in BASE: newly skipped where NEW skipped it, or its whole key, and missing where NEW
     did not time it for any other reason. New: it passed in NEW alone. Only cases that failed nowhere are
     compared by their times. A probe counts where it failed: to run none is a choice. Raises ResultError where
-    nothing that ran on one side is known to the other.
+    nothing that ran on one side is known to the other, or where no case that ran in BASE ran in NEW, and
+    NEW has nothing wrong.
     """
-    found, common = Outcomes(), False
+    found, common, kept = Outcomes(), False, False
     for subject, before, after in _pairs(base, new):
-        some = (*before.outcomes, *after.outcomes)
-        common |= bool(before.outcomes and after.outcomes and any(one.what != "skipped" for one in some))
+        common |= bool(before.outcomes and after.outcomes and (before.reached or after.reached))
+        kept |= before.ran and after.ran and not _is_probe(subject)
         if verdict := _verdict(subject, before, after):
             found.differing.append(verdict)
         elif before.of("failed"):
-            found.remarks.append((subject, f"wrong on both sides: {after.told('failed')}"))
+            found.remarks.append((subject, _still_wrong(before, after)))
         elif isinstance(subject, Case) and before.of("timed") and after.of("timed"):
             found.timed.append(subject)
             for name, tally in (("BASE", before), ("NEW", after)):
@@ -96,6 +109,11 @@ def compare_outcomes(base: Side, new: Side) -> Outcomes:
         raise ResultError(
             f"{base.name} and {new.name} have no case in common: compare runs of the same cases"
         )
+    words = {verdict.word for verdict in found.differing}
+    if not kept and words & {NEWLY_SKIPPED, MISSING} and NEWLY_WRONG not in words:
+        reasons = (verdict.reason for verdict in found.differing if verdict.word in (NEWLY_SKIPPED, MISSING))
+        why = next(filter(None, reasons), "compare runs of the same cases")
+        raise ResultError(f"no case that ran in {base.name} ran in {new.name}: {why}")
     return found
 
 
@@ -123,7 +141,7 @@ def _verdict(subject: Subject, before: Tally, after: Tally) -> CaseVerdict | Non
         return CaseVerdict(subject, FIXED, f"was: {before.told('failed')}")
     if _is_probe(subject):
         return None
-    if before.of(*PASSED, "failed"):
+    if before.ran:
         return _gone(subject, before, after)
     if after.passed:
         return CaseVerdict(subject, NEW, "".join(f"was {said}" for said in [*_untimed(before)][:1]))
@@ -142,6 +160,13 @@ def _gone(subject: Subject, before: Tally, after: Tally) -> CaseVerdict | None:
     return CaseVerdict(subject, MISSING, "; ".join(_untimed(after)))
 
 
+def _still_wrong(before: Tally, after: Tally) -> str:
+    """Say of what failed in BASE, and is neither fixed nor gone, what NEW has: a probe need not run."""
+    if after.of("failed"):
+        return f"wrong on both sides: {after.told('failed')}"
+    return f"wrong in BASE: {before.told('failed')}; NEW: {'; '.join(_untimed(after)) or 'none'}"
+
+
 def _untimed(tally: Tally) -> Iterator[str]:
     """Say in which launches that reached a case, or gave it up, it was not timed."""
     for kind, said in (("checked", "checked, not timed"), ("skipped", "skipped"), ("not_run", "not run")):
@@ -155,7 +180,7 @@ def _is_probe(subject: Subject) -> bool:
 
 def _pairs(base: Side, new: Side) -> Iterator[tuple[Subject, Tally, Tally]]:
     known = {
-        outcome.nodeid: case
+        outcome.nodeid: _subject(case)
         for launch in (*base.launches, *new.launches)
         for case, outcome in launch.outcomes.items()
     }
@@ -169,18 +194,18 @@ def _tallies(side: Side, known: Mapping[str, Case]) -> dict[Subject, list[Outcom
     tallies: dict[Subject, list[Outcome]] = {}
     for launch in side.launches:
         for case, outcome in launch.outcomes.items():
-            if not _elsewhere(case, outcome, launch):
-                tallies.setdefault(case, []).append(outcome)
+            if outcome.what != "skipped" or launch.reaches(case):
+                tallies.setdefault(_subject(case), []).append(outcome)
         for nodeid, outcome in launch.unplaced.items():
             subject = known.get(nodeid, nodeid)
-            if not (isinstance(subject, Case) and _elsewhere(subject, outcome, launch)):
+            if outcome.what != "skipped" or isinstance(subject, str) or launch.reaches(subject):
                 tallies.setdefault(subject, []).append(outcome)
     return tallies
 
 
-def _elsewhere(case: Case, outcome: Outcome, launch: Launch) -> bool:
-    here = (launch.machine.get("sku", case.sku), launch.machine.get("ranks", case.ep_size))
-    return outcome.what == "skipped" and (case.sku, case.ep_size) != here
+def _subject(case: Case) -> Case:
+    """Return a case as itself, and a probe as its key's: of which cell it was made says nothing of it."""
+    return replace(case, routing="", token_skew=NO_SKEW.name, tokens=0) if case.probe else case
 
 
 def _tally(tallies: Mapping[Subject, Sequence[Outcome]], subject: Subject, side: Side) -> Tally:
@@ -190,7 +215,7 @@ def _tally(tallies: Mapping[Subject, Sequence[Outcome]], subject: Subject, side:
         outcomes = [
             outcome
             for case, those in tallies.items()
-            if isinstance(case, Case) and not case.tokens and case.key == subject.key
+            if isinstance(case, Case) and case.whole and case.key == subject.key
             for outcome in those
         ]
     return Tally(len(side.launches), outcomes)

@@ -13,6 +13,8 @@ from pytest_ep.results.expectations import load
 from pytest_ep.results.judgement import Finding
 from pytest_ep.results.judgement import Judgement
 from pytest_ep.results.judgement import judge
+from pytest_ep.results.phrases import escaped
+from pytest_ep.results.phrases import launches
 from pytest_ep.results.sides import load_side
 
 
@@ -42,13 +44,14 @@ def _text(expected: Path, judgement: Judgement) -> Iterator[str]:
 
 
 def _markdown(expected: Path, judgement: Judgement) -> Iterator[str]:
-    yield from (f"### {_title(judgement)} against {expected}", "", _counted(judgement), "")
+    title = f"{_title(judgement)} against {expected}"
+    yield from (f"### {escaped(title)}", "", escaped(_counted(judgement)), "")
     if judgement.unmet:
         yield from ("| verdict | row | what |", "|---|---|---|")
     for key, findings in _by_key(judgement.unmet):
         for finding in findings:
             cells = (finding.what, f"{key} {finding.subject}".strip(), _said(finding))
-            yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+            yield f"| {' | '.join(map(escaped, cells))} |"
 
 
 def _document(expected: Path, judgements: Sequence[Judgement]) -> dict[str, object]:
@@ -60,7 +63,7 @@ def _document(expected: Path, judgements: Sequence[Judgement]) -> dict[str, obje
 
 
 def _title(judgement: Judgement) -> str:
-    return f"{judgement.side} ({judgement.launches} launch{'es' * (judgement.launches > 1)})"
+    return f"{judgement.side} ({launches(judgement.launches)})"
 
 
 def _by_key(findings: Sequence[Finding]) -> list[tuple[str, list[Finding]]]:

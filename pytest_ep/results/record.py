@@ -32,6 +32,8 @@ Rows: TypeAlias = "Mapping[str, Mapping[str, JSON]]"
 SCHEMA = 1
 """Version of the ``pytest_ep`` section of a result file."""
 COMPONENTS = ("dispatch", "combine", "roundtrip")
+CLOCKS = ("host", "event", "graph", "kernel")
+"""What may have timed a row."""
 
 
 class StillClock:
@@ -258,6 +260,7 @@ class CaseResult:
         return {
             "case": self.nodeid,
             "params": parameters(self.cell),
+            "probe": self.probe,
             "outcome": self.outcome,
             "code": self.code,
             "reason": self.reason,
@@ -337,14 +340,19 @@ def section(lines: Sequence[Mapping[str, JSON]], not_run: Iterable[str], why: st
     """
 
     def of(outcome: str, *names: str) -> JSON:
-        return [{name: line[name] for name in names} for line in lines if line["outcome"] == outcome]
+        # The lines of a journal that an earlier version left have fewer names.
+        return [
+            {name: line[name] for name in names if name in line}
+            for line in lines
+            if line["outcome"] == outcome
+        ]
 
     return {
         "schema": SCHEMA,
-        "failed": of("failed", "case", "params", "code", "reason", "diagnosis", "evidence"),
+        "failed": of("failed", "case", "params", "probe", "code", "reason", "diagnosis", "evidence"),
         "skipped": of("skipped", "case", "params", "code", "reason"),
         "checked": of("checked", "case", "params", "reason"),
-        "probed": of("probed", "case", "reason"),
+        "probed": of("probed", "case", "params", "probe", "reason"),
         "not_run": [{"case": case, "reason": why} for case in not_run],
         "cases": [
             {name: line[name] for name in ("case", "params", "outcome", "reason", "identity", "versions")}

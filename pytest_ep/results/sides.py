@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import glob
 import json
-import re
+import math
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from typing import Literal
 
 from pytest_ep.matrix.skew import NO_SKEW
+from pytest_ep.results.environment import NO_COMMIT
 from pytest_ep.results.journal import SUFFIX
+from pytest_ep.results.natural import natural
+from pytest_ep.results.record import CLOCKS
 from pytest_ep.results.record import COMPONENTS
 from pytest_ep.results.record import SCHEMA
 
 PROBE = "::test_probe["
 """What the node id of a probe has and that of a case has not."""
-
-
-CLOCKS = ("host", "event", "graph", "kernel")
 
 
 class ResultError(ValueError):
@@ -48,6 +49,11 @@ class Case:
     probe: str = ""
 
     @property
+    def whole(self) -> bool:
+        """Whether this is all of a key that cannot run."""
+        return not self.tokens and not self.probe
+
+    @property
     def key(self) -> str:
         """What one live transport served, as people read it: all but routing, skew and tokens."""
         return f"{self.backend} {self.sku} EP{self.ep_size} {self.mode} {self.precision} {self.model}"
@@ -59,8 +65,13 @@ class Case:
         return f"{self.key} {self.routing}{skew}"
 
     def __str__(self) -> str:
-        what = f"probe {self.probe}" if self.probe else f"T={self.tokens or 'any'}"
-        return f"{self.curve} {what}"
+        if self.probe:
+            return f"{self.key} probe {self.probe}"
+        return f"{self.curve} T={self.tokens or 'any'}"
+
+
+PARAMS = tuple(field.name for field in fields(Case) if field.name != "probe")
+"""The coordinates of a case, by name."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -98,22 +109,41 @@ class Outcome:
     code: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Construction:
+    """What constructing the transport of one key took, in bytes and seconds; None where no one says.
+
+    ``build`` is what building kernels took, beside ``seconds``.
+    """
+
+    name: str
+    memory: float | None
+    seconds: float | None
+    build: float | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Launch:
     """One result file.
 
     ``outcomes`` are of the cases whose coordinates the file tells, ``unplaced`` those of which it names the
     node id alone. ``construction`` has one entry a key; ``machine`` and ``software`` are the ``pytest_ep``
-    of ``machine_info`` and ``commit_info``.
+    of ``machine_info`` and ``commit_info``; ``commit`` is what the folder of the run had checked out, if any.
     """
 
     path: Path
     rows: Mapping[RowKey, Row]
     outcomes: Mapping[Case, Outcome]
     unplaced: Mapping[str, Outcome]
-    construction: Sequence[Mapping[str, Any]]
+    construction: Sequence[Construction]
     machine: Mapping[str, Any]
     software: Mapping[str, Any]
+    commit: str
+
+    def reaches(self, case: Case) -> bool:
+        """Whether it was on the machine, and of as many ranks, as a case needs."""
+        here = (self.machine.get("sku", case.sku), self.machine.get("ranks", case.ep_size))
+        return (case.sku, case.ep_size) == here
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,7 +172,7 @@ def load_side(text: str) -> Side:
         name, files = text, [Path(found) for found in glob.glob(text, recursive=True)]
         if not files:
             raise ResultError(f"{text}: no file matches: give a result file, a folder of them, or a glob")
-    return Side(name, tuple(load_launch(file) for file in sorted(files, key=_natural)))
+    return Side(name, tuple(load_launch(file) for file in sorted(files, key=lambda file: natural(str(file)))))
 
 
 def load_launch(path: Path) -> Launch:
@@ -192,9 +222,8 @@ def _launch(path: Path, result: Mapping[str, Any]) -> Launch:
         outcomes[row.key.case] = Outcome(_nodeid(entry["fullname"], row.key.component), "timed")
     section = result["pytest_ep"]
     placed = {outcome.nodeid: case for case, outcome in outcomes.items()}
-    for outcome, params in _outcomes(section):
-        case = placed.get(outcome.nodeid) or (params and _case(params, outcome.nodeid))
-        if case:
+    for outcome, told in _outcomes(section):
+        if case := placed.get(outcome.nodeid, told):
             outcomes[case] = outcome
         else:
             unplaced[outcome.nodeid] = outcome
@@ -203,14 +232,15 @@ def _launch(path: Path, result: Mapping[str, Any]) -> Launch:
         rows,
         outcomes,
         unplaced,
-        section.get("construction", []),
+        tuple(map(_construction, section.get("construction", []))),
         result["machine_info"]["pytest_ep"],
         result["commit_info"]["pytest_ep"],
+        _commit(result["commit_info"]),
     )
 
 
 def _row(entry: Mapping[str, Any]) -> Row:
-    case = _case(entry["params"], "")
+    case = _case(entry["params"])
     seconds = tuple(float(second) for second in entry["stats"]["data"])
     if not seconds or not all(0 < second < float("inf") for second in seconds):
         raise ValueError(f"{entry['fullname']} has no samples that are durations")
@@ -220,8 +250,8 @@ def _row(entry: Mapping[str, Any]) -> Row:
     return Row(RowKey(case, component), info, seconds)
 
 
-def _outcomes(section: Mapping[str, Any]) -> Iterator[tuple[Outcome, Mapping[str, Any] | None]]:
-    """Yield what the section says of each case, with its params where it has them; the worst last."""
+def _outcomes(section: Mapping[str, Any]) -> Iterator[tuple[Outcome, Case | None]]:
+    """Yield what the section says of each case, with its coordinates where it has them; the worst last."""
     for entry in section["cases"]:
         yield _outcome(entry, entry["outcome"])
     for what in ("checked", "probed", "not_run", "skipped", "failed"):
@@ -229,12 +259,18 @@ def _outcomes(section: Mapping[str, Any]) -> Iterator[tuple[Outcome, Mapping[str
             yield _outcome(entry, what)
 
 
-def _outcome(entry: Mapping[str, Any], what: Any) -> tuple[Outcome, Mapping[str, Any] | None]:
+def _outcome(entry: Mapping[str, Any], what: Any) -> tuple[Outcome, Case | None]:
     outcome = Outcome(entry["case"], what, entry.get("reason", ""), entry.get("code", ""))
-    return outcome, entry.get("params")
+    params = entry.get("params")
+    return outcome, _case(params, entry.get("probe") or _probe(outcome.nodeid)) if params else None
 
 
-def _case(params: Mapping[str, Any], nodeid: str) -> Case:
+def _probe(nodeid: str) -> str:
+    """Return the probe of a node id, which ends in [<key>-<name>], the name without hyphens; or nothing."""
+    return nodeid.rpartition("-")[2].removesuffix("]") if PROBE in nodeid else ""
+
+
+def _case(params: Mapping[str, Any], probe: str = "") -> Case:
     return Case(
         str(params["backend"]),
         str(params["sku"]),
@@ -245,9 +281,27 @@ def _case(params: Mapping[str, Any], nodeid: str) -> Case:
         str(params["routing"]),
         str(params.get("token_skew", NO_SKEW.name)),
         int(params["tokens"]),
-        # [<key>-<name>]: names hold no hyphen. A probe's params are those of a case of as many tokens.
-        nodeid.rpartition("-")[2].removesuffix("]") if PROBE in nodeid else "",
+        probe,  # whose params are those of a case of as many tokens
     )
+
+
+def _construction(entry: Mapping[str, Any]) -> Construction:
+    def told(what: str) -> float | None:
+        value = entry.get(what)
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"construction has {value} as {what}")
+        return value
+
+    name = f"{entry['backend']} {entry['key']}"
+    return Construction(name, told("device_memory_bytes"), told("construction_s"), told("build_s"))
+
+
+def _commit(info: Mapping[str, Any]) -> str:
+    """Return the commit, shortened, and whether anything was changed since; empty where there is none."""
+    found = info.get("id")
+    if not found or found in NO_COMMIT:
+        return ""
+    return f"{found[:7]}{' (dirty)' if info.get('dirty') else ''}"
 
 
 def _nodeid(fullname: str, component: str) -> str:
@@ -256,8 +310,3 @@ def _nodeid(fullname: str, component: str) -> str:
         if fullname.endswith(tail):
             return fullname.removesuffix(tail) + rest
     return fullname
-
-
-def _natural(path: Path) -> list[tuple[int, str]]:
-    """Order 2.json before 10.json."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]

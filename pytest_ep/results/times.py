@@ -1,4 +1,4 @@
-"""The times of two sides, compared: rows, curves, launch cost."""
+"""The times of two sides, compared: rows and curves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import TypeAlias
 
 import numpy as np
@@ -17,15 +16,12 @@ from pytest_ep.results.sides import Case
 from pytest_ep.results.sides import Row
 from pytest_ep.results.sides import RowKey
 from pytest_ep.results.sides import Side
-from pytest_ep.results.verdicts import FASTER
 from pytest_ep.results.verdicts import SAME
-from pytest_ep.results.verdicts import SLOWER
 from pytest_ep.results.verdicts import UNCLEAR
 from pytest_ep.results.verdicts import Floor
 from pytest_ep.results.verdicts import geometric_mean
 from pytest_ep.results.verdicts import judge
 from pytest_ep.timing import ratios
-from pytest_ep.timing.ratios import LAUNCH_COST_NOISE
 from pytest_ep.timing.ratios import LaunchNoise
 from pytest_ep.timing.ratios import Measured
 from pytest_ep.timing.ratios import Ratio
@@ -34,9 +30,8 @@ from pytest_ep.timing.ratios import launch_noise
 Pair: TypeAlias = tuple[Sequence[Row], Sequence[Row]]
 """The rows of one key, of the launches of BASE and of NEW that have it."""
 
-HIGHER, LOWER = "higher", "lower"
-LAUNCH_FLOOR = Floor(10.0, 5.0)
-"""Of launch cost."""
+NO_CHANGE = Ratio(1.0, 1.0, 1.0)
+"""Of the very same figures, whatever their noise."""
 DEVICE_CLOCKS = ("graph", "kernel")
 """Their rows hold what the device did, and no launch cost."""
 GROUPS_APART = 0.03
@@ -47,11 +42,12 @@ GROUPS_APART = 0.03
 class RowVerdict:
     """A row of both sides. ``base_us`` and ``new_us`` are geometric means of the launches' medians.
 
-    ``ratio`` is None where the launches of a side are in two groups, as ``reason`` says; ``launches`` are
-    those of BASE and of NEW that timed it.
+    ``clock`` is what timed them. ``ratio`` is None where the launches of a side are in two groups, as
+    ``reason`` says; ``launches`` are those of BASE and of NEW that timed it.
     """
 
     key: RowKey
+    clock: str
     word: str
     base_us: float
     new_us: float
@@ -76,19 +72,6 @@ class Curve:
     device: tuple[RowVerdict, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchCost:
-    """Launch cost of a curve over ``cases`` T: of each launch the median over T."""
-
-    name: str
-    component: str
-    word: str
-    base_us: float
-    new_us: float
-    ratio: Ratio
-    cases: int
-
-
 def pairs(base: Side, new: Side, cases: Collection[Case]) -> dict[RowKey, Pair]:
     """Return the rows of these cases that both sides have, in order of T."""
     before, after = (_by_key(side, cases) for side in (base, new))
@@ -106,15 +89,15 @@ def _by_key(side: Side, cases: Collection[Case]) -> dict[RowKey, list[Row]]:
 
 def curves(pairs: Mapping[RowKey, Pair], floor: Floor) -> Iterator[Curve]:
     """Judge all rows, curve by curve."""
-    for (name, clock, component), those in _by_curve(pairs):
-        rows = tuple(_verdicts(those, launch_noise(clock, component), floor))
+    for (name, clock, component), those in by_curve(pairs):
+        rows = tuple(_verdicts(those, clock, component, floor))
         found = [row.ratio.value for row in rows if row.ratio is not None]
         mean = geometric_mean(found) if found else None
         device = () if clock in DEVICE_CLOCKS else tuple(_device(those, component, floor))
         yield Curve(name, component, clock, rows, mean, len(found), device)
 
 
-def _by_curve(pairs: Mapping[RowKey, Pair]) -> list[tuple[tuple[str, str, str], dict[RowKey, Pair]]]:
+def by_curve(pairs: Mapping[RowKey, Pair]) -> list[tuple[tuple[str, str, str], dict[RowKey, Pair]]]:
     """Return the rows of each curve with its name, clock and component, components in their own order."""
     found: dict[tuple[str, str, str], dict[RowKey, Pair]] = {}
     for key, pair in pairs.items():
@@ -122,18 +105,19 @@ def _by_curve(pairs: Mapping[RowKey, Pair]) -> list[tuple[tuple[str, str, str], 
     return sorted(found.items(), key=lambda one: (*one[0][:2], COMPONENTS.index(one[0][2])))
 
 
-def _verdicts(pairs: Mapping[RowKey, Pair], noise: LaunchNoise, floor: Floor) -> Iterator[RowVerdict]:
+def _verdicts(pairs: Mapping[RowKey, Pair], clock: str, component: str, floor: Floor) -> Iterator[RowVerdict]:
     """Judge the rows of one curve by their samples."""
+    noise = launch_noise(clock, component)
     measured = {key: (_measure(pair[0]), _measure(pair[1])) for key, pair in pairs.items()}
     scaled = _scale(measured, noise)
     for key, (before, after) in pairs.items():
         if sorted(row.seconds for row in before) == sorted(row.seconds for row in after):
-            yield _verdict(key, measured[key], Ratio(1.0, 1.0, 1.0), SAME)
+            yield _verdict(key, clock, measured[key], NO_CHANGE, SAME)
         elif slow := _groups(measured[key], noise, floor):
-            yield _verdict(key, measured[key], None, UNCLEAR, slow)
+            yield _verdict(key, clock, measured[key], None, UNCLEAR, reason=slow)
         else:
             ratio = ratios.ratio(*measured[key], noise, scaled)
-            yield _verdict(key, measured[key], ratio, judge(ratio, floor.of(measured[key][0].median)))
+            yield _verdict(key, clock, measured[key], ratio, judge(ratio, floor.of(measured[key][0].median)))
 
 
 def _device(pairs: Mapping[RowKey, Pair], component: str, floor: Floor) -> Iterator[RowVerdict]:
@@ -148,8 +132,12 @@ def _device(pairs: Mapping[RowKey, Pair], component: str, floor: Floor) -> Itera
         }
         scaled = _scale(measured, noise)
         for key, two in measured.items():
-            ratio = ratios.ratio(*two, noise, scaled)
-            yield _verdict(key, two, ratio, judge(ratio, floor.of(two[0].median)), clock)
+            before, after = (sorted(float(row.info[name]) for row in rows) for rows in pairs[key])
+            if before == after:
+                yield _verdict(key, clock, two, NO_CHANGE, SAME)
+            else:
+                ratio = ratios.ratio(*two, noise, scaled)
+                yield _verdict(key, clock, two, ratio, judge(ratio, floor.of(two[0].median)))
         if measured:
             return
 
@@ -181,34 +169,17 @@ def _groups(measured: tuple[Measured, Measured], noise: LaunchNoise, floor: Floo
 
 
 def _verdict(
-    key: RowKey, measured: tuple[Measured, Measured], ratio: Ratio | None, word: str, reason: str = ""
+    key: RowKey,
+    clock: str,
+    measured: tuple[Measured, Measured],
+    ratio: Ratio | None,
+    word: str,
+    *,
+    reason: str = "",
 ) -> RowVerdict:
     before, after = measured
     launches = (before.launches, after.launches)
-    return RowVerdict(key, word, before.median, after.median, ratio, reason, launches)
-
-
-def launch_costs(pairs: Mapping[RowKey, Pair]) -> Iterator[LaunchCost]:
-    """Judge the launch cost of each curve that has it in all launches."""
-    words = {SLOWER: HIGHER, FASTER: LOWER}
-    for (name, _, component), those in _by_curve(pairs):
-        sides = [_costs([pair[place] for pair in those.values()]) for place in (0, 1)]
-        if not all(costs and min(costs) > 0 for costs in sides):
-            continue
-        before, after = (ratios.measure(costs) for costs in sides)
-        ratio = ratios.ratio(before, after, LAUNCH_COST_NOISE)
-        word = judge(ratio, LAUNCH_FLOOR.of(before.median))
-        yield LaunchCost(
-            name, component, words.get(word, word), before.median, after.median, ratio, len(those)
-        )
-
-
-def _costs(rungs: Sequence[Sequence[Row]]) -> list[float]:
-    """Return each launch's cost, the median over the T of a curve; none where a launch lacks one."""
-    launches = {len(rows) for rows in rungs}
-    if len(launches) != 1 or not all("launch_us" in row.info for rows in rungs for row in rows):
-        return []
-    return [median(float(row.info["launch_us"]) for row in launch) for launch in zip(*rungs, strict=True)]
+    return RowVerdict(key, clock, word, before.median, after.median, ratio, reason, launches)
 
 
 def assumed(pairs: Mapping[RowKey, Pair]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pytest_ep.matrix.machine import Command
 from pytest_ep.matrix.machine import run_command
 from pytest_ep.matrix.machine import visible
+from pytest_ep.results.natural import natural
 
 if TYPE_CHECKING:
     from pytest_ep.results.record import JSON
@@ -54,7 +55,7 @@ def survey(
 
 def rdma(root: Path = Path("/")) -> dict[str, JSON]:
     """Return each RDMA device's ports, as ``InfiniBand 400 Gb/sec (4X NDR)``, by its name."""
-    devices = sorted(root.glob("sys/class/infiniband/*"), key=lambda path: _natural(path.name))
+    devices = sorted(root.glob("sys/class/infiniband/*"), key=lambda path: natural(path.name))
     return {device.name: [_port(port) for port in sorted(device.glob("ports/*"))] for device in devices}
 
 
@@ -86,11 +87,6 @@ def _numa_node(root: Path, bus: str) -> int | None:
     # nvidia-smi writes the domain with eight digits, sysfs with four.
     node = _text(root / "sys/bus/pci/devices" / bus.lower()[-12:] / "numa_node")
     return int(node) if node.isdecimal() else None  # -1 where the firmware tells none
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Order mlx5_2 before mlx5_10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _text(file: Path) -> str:

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +17,8 @@ ROW_WORDS = (SLOWER, FASTER, SAME, UNCLEAR)
 CASE_WORDS = (NEWLY_WRONG, FIXED, NEWLY_SKIPPED, MISSING, NEW)
 LAUNCH = "launch"
 """What --fail-on calls a launch cost that is higher; no row has this word."""
+NONE = "none"
+"""What --fail-on calls no word at all."""
 KNOWN = (*ROW_WORDS, *CASE_WORDS, LAUNCH)
 FAILING = (SLOWER, NEWLY_WRONG, MISSING)
 """What fails a comparison unless --fail-on says otherwise."""
@@ -43,24 +44,31 @@ def parse_floor(text: str) -> Floor:
 
     Raises ValueError with one line that says what is wrong.
     """
-    floor = Floor()
+    found: dict[str, float] = {}
     for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%|us)\s*", part, re.ASCII)
-        if not found:
+        told = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%|us)\s*", part, re.ASCII)
+        if not told:
             raise ValueError(
-                f"{part.strip()!r} is no floor: write a percentage, microseconds or both, as {floor}"
+                f"{part.strip()!r} is no floor: write a percentage, microseconds or both, as {Floor()}"
             )
-        value = float(found[1])
-        floor = replace(floor, percent=value) if found[2] == "%" else replace(floor, us=value)
-    return floor
+        name = "percent" if told[2] == "%" else "us"
+        if name in found:
+            raise ValueError(f"{text!r} has two floors in {told[2]}: write one, as {Floor()}")
+        found[name] = float(told[1])
+    return Floor(**found)
 
 
 def parse_words(text: str) -> tuple[str, ...]:
-    """Return the words of --fail-on, ``newly-wrong`` as ``newly wrong``. Raises ValueError for others."""
+    """Return the words of --fail-on, ``newly-wrong`` as ``newly wrong``. Raises ValueError for others.
+
+    ``none`` stands for no word.
+    """
+    if text.strip() == NONE:
+        return ()
     words = [part.strip().replace("-", " ").replace("_", " ") for part in text.split(",")]
     for word in words:
         if word not in KNOWN:
-            raise ValueError(f"{word!r} is no word of a comparison, known: {', '.join(KNOWN)}")
+            raise ValueError(f"{word!r} is no word of a comparison, known: {', '.join(KNOWN)}, or {NONE}")
     return tuple(dict.fromkeys(words))
 
 

@@ -11,7 +11,7 @@ from pytest_ep.results.comparison import Comparison
 from pytest_ep.results.outcomes import CaseVerdict
 from pytest_ep.results.outcomes import together
 from pytest_ep.results.outcomes import tokens
-from pytest_ep.results.sides import Side
+from pytest_ep.results.phrases import launches
 from pytest_ep.results.times import DEVICE_CLOCKS
 from pytest_ep.results.times import Curve
 from pytest_ep.results.verdicts import CASE_WORDS
@@ -27,7 +27,7 @@ def title(comparison: Comparison) -> str:
     folders = (str(base.launches[0].path.parent), str(new.launches[0].path.parent))
     if names[0] == names[1] and folders[0] != folders[1]:
         names = folders
-    return f"{names[1]} ({_launches(new)}) against {names[0]} ({_launches(base)})"
+    return f"{names[1]} ({launches(len(new.launches))}) against {names[0]} ({launches(len(base.launches))})"
 
 
 def legend(comparison: Comparison) -> str:
@@ -112,9 +112,4 @@ def remarks(curve: Curve) -> Iterator[str]:
         words.setdefault(row.word, []).append(row.key.case.tokens)
     if words:
         said = ", ".join(f"{word} at T={tokens(words[word])}" for word in ROW_WORDS if word in words)
-        yield f"{curve.component} by the {curve.device[0].reason} clock beside: {said}"
-
-
-def _launches(side: Side) -> str:
-    count = len(side.launches)
-    return f"{count} launch{'es' * (count > 1)}"
+        yield f"{curve.component} by the {curve.device[0].clock} clock beside: {said}"
