@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from dataclasses import asdict
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import zip_longest
@@ -172,14 +173,14 @@ class Agreement:
         collected = list(items)
         try:
             result = yield
+            by_key(items)
+            run.refusal = run.refusal or reruns(run.config, collected)
+            self._compare(collected)
+            self._adopt(items, {item.nodeid: item for item in collected})
         except BaseException as error:
             self._silence()
             run.fate.part(error)
             raise
-        by_key(items)
-        run.refusal = run.refusal or reruns(run.config, collected)
-        self._compare(collected)
-        self._adopt(items, {item.nodeid: item for item in collected})
         return result
 
     def _adopt(self, items: list[pytest.Item], known: Mapping[str, pytest.Item]) -> None:
@@ -217,26 +218,16 @@ class Agreement:
             self._run.ledger.add(CaseResult.resumed(items[nodeid].stash[PLANNED].cell, entry))
 
     def _compare(self, items: list[pytest.Item]) -> None:
-        from pytest_ep.results.hosts import ranks_by_host
-
         run, mine = self._run, sorted(item.nodeid for item in items)
-        votes: list[Collected] = run.fate.ballot.gather(
-            "collection",
-            Collected(
-                sha256("\n".join(mine).encode()).hexdigest(),
-                "\n".join(self._errors),
-                run.refusal,
-                run.host_facts,
-                platform.node(),
-                run.identity.local_size,
-            ),
+        collected = Collected(
+            sha256("\n".join(mine).encode()).hexdigest(),
+            "\n".join(self._errors),
+            run.refusal,
+            run.host_facts,
+            platform.node(),
+            run.identity.local_size,
         )
-        if refusal := next((vote.refusal for vote in votes if vote.refusal), ""):
-            self._stop(refusal)
-        run.ranks_by_host = ranks_by_host([vote.local_size for vote in votes])
-        ranks = [f"rank {rank} on {vote.host}" for rank, vote in enumerate(votes)]
-        if unlike := difference([vote.facts for vote in votes], ranks):
-            self._stop(f"{unlike}; give every host the same, or their numbers belong to no machine")
+        votes = self._alike(run.fate.ballot.gather("collection", asdict(collected)))
         failing = [rank for rank, vote in enumerate(votes) if vote.errors]
         if 0 < len(failing) < len(votes):
             rank = failing[0]
@@ -247,6 +238,24 @@ class Agreement:
             every: list[list[str]] = run.fate.ballot.gather("collected ids", mine)
             rank = next(rank for rank, ids in enumerate(every) if ids != every[0])
             self._stop(_difference(rank, every[0], every[rank]))
+
+    def _alike(self, said: list[dict[str, Any]]) -> list[Collected]:
+        """Refuse hosts that differ, and an order of ranks in which a host's are not together."""
+        from pytest_ep.results.hosts import ranks_by_host
+        from pytest_ep.results.hosts import scattered
+
+        if refusal := next((one["refusal"] for one in said if one.get("refusal")), ""):
+            self._stop(refusal)
+        hosts = [str(one.get("host")) for one in said]
+        ranks = [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
+        # Before anything is made of it: another version of this package may say something else.
+        if unlike := difference([one.get("facts", {}) for one in said], ranks):
+            self._stop(f"{unlike}; give every host the same, or their numbers belong to no machine")
+        if apart := scattered(hosts):
+            self._stop(apart)
+        votes = [Collected(**one) for one in said]
+        self._run.ranks_by_host = ranks_by_host([vote.local_size for vote in votes])
+        return votes
 
     def _stop(self, why: str) -> NoReturn:
         from pytest_ep.results.artifact import silence_benchmark

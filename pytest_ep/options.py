@@ -65,7 +65,6 @@ class Options:
     repeat: Repeat | None
     poison: bool
     allow_skips: bool
-    require: tuple[str, ...]
     iterations: int | None
     clocks: tuple[str, ...]
     target_ci: float
@@ -182,7 +181,6 @@ def parse_options(
         poison=config.getoption("ep_poison"),
         resume=Path(resume) if (resume := config.getoption("ep_resume")) else None,
         allow_skips=config.getoption("ep_allow_skips"),
-        require=tuple(config.getoption("ep_require") or ()),
         iterations=config.getoption("ep_iterations"),
         clocks=config.getoption("ep_clock"),
         target_ci=config.getoption("ep_target_ci"),

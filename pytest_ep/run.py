@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 PLANNED: pytest.StashKey[Planned] = pytest.StashKey()
 """On an item: the cell that it tests. Items without it are not ours."""
 
+ANNOUNCE_LIMIT = 2.0
+"""Seconds that a rank which leaves at once waits for rank 0 to host the store."""
 COLLECTIVE_TIMEOUT_FACTOR = 4
 """A collective may wait this many rank timeouts before its own library gives up: the watchdog is first."""
 
@@ -211,6 +213,11 @@ def announce(identity: Identity, what: str, text: str) -> None:
     Who hosts the store cannot stay to be heard: the others find none.
     """
     if identity.size == 1 or identity.hosts_store:
+        return
+    from pytest_ep.ranks.rendezvous import unreachable
+
+    # Rank 0 may have ended for the same reason, and in a session without EP cases hosts no store at all.
+    if not identity.agent_hosts_store and unreachable(identity, ANNOUNCE_LIMIT):
         return
     from pytest_ep.ranks import group
     from pytest_ep.ranks import watchdog

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
+import time
 from collections.abc import MutableMapping
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +37,8 @@ from pytest_ep.run import announce
 if TYPE_CHECKING:
     from pytest_ep.results.record import JSON
 
+DESCRIBING = 120.0
+"""Seconds that rank 0 may take to ask the machine and its libraries what they are."""
 FAREWELL = 20.0
 """Seconds that the other ranks give the reporter to write its files and summary."""
 
@@ -106,15 +110,16 @@ class EPSession:
     def pytest_runtestloop(self) -> object:
         """Begin the journal; leave together: whoever leaves early tells the others, who would wait for it."""
         run = self._run
-        if run.reporter and not run.config.option.collectonly:
-            self._open_journal()
         try:
+            if run.reporter and not run.config.option.collectonly:
+                with run.pulse.long_phase("describing the machine", DESCRIBING):
+                    self._open_journal()
             result = yield
             run.fate.ballot.gather("end of session", None)
         except BaseException as error:
             if not isinstance(error, pytest.Session.Interrupted | pytest.Session.Failed):
                 run.ledger.stopped_by = run.ledger.stopped_by or str(error)
-                run.fate.part(error)
+            run.fate.part(error)
             raise
         finally:
             run.close()
@@ -127,8 +132,9 @@ class EPSession:
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
         """Let the reporter finish first: torchrun ends every rank as soon as one has failed."""
-        self._run.fate.ballot.follow("goodbye", leads=self._run.reporter, limit=FAREWELL)
-        self.watchdog.stop()
+        leave = self.watchdog.stop
+        self._run.fate.ballot.follow("goodbye", leads=self._run.reporter, limit=FAREWELL, leave=leave)
+        leave()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> object:
@@ -246,18 +252,24 @@ class EPSession:
 
     def _end_early(self, ending: Ending) -> None:
         """Write report, JUnit and results from what this rank knows. In the watchdog's thread."""
-        run, session, item = self._run, self._run.session, self._reports.current
-        assert session is not None
+        run = self._run
         run.reporter = True
         if run.held is not None:
             run.held.release()
+        began = time.time() - (time.monotonic() - run.began)
+        alone = artifact.claimed(run.config, began) if ending.alone else contextlib.nullcontext(True)
+        with alone as may_write:
+            if not may_write:
+                artifact.silence(run.config)
+                run.journal = None
+            self._report_early(early_report(ending))
+
+    def _report_early(self, text: str) -> None:
+        run, session, item = self._run, self._run.session, self._reports.current
+        assert session is not None
         config = run.config
-        if ending.alone and not artifact.claim(config):
-            artifact.silence(config)
-            run.journal = None
         if capture := config.pluginmanager.getplugin("capturemanager"):
             capture.suspend_global_capture(in_=True)
-        text = early_report(ending)
         if item is not None:
             report = pytest.TestReport(
                 item.nodeid, item.location, dict.fromkeys(item.keywords, 1), "failed", text, "call"

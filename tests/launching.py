@@ -16,6 +16,7 @@ import pytest
 LIMIT = 120.0
 """Seconds that a launch may take, far above what any should."""
 
+_LAUNCHERS = ("PYTEST_XDIST", "TORCHELASTIC", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL")
 _NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -42,15 +43,19 @@ class Torchrun:
         )
 
 
+def inherited() -> dict[str, str]:
+    """Return this environment without what a launcher of these tests left in it."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _NOT_INHERITED and not name.startswith(_LAUNCHERS)
+    }
+
+
 def python(
     folder: Path, *arguments: str, env: dict[str, str] | None = None, limit: float = LIMIT
 ) -> pytest.RunResult:
     """Run this Python in ``folder``; past ``limit`` seconds it and its ranks are killed: a failure."""
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _NOT_INHERITED and not name.startswith(("PYTEST_XDIST", "TORCHELASTIC"))
-    }
     # Of its own: sessions that clear the common folder at the same time warn of each other.
     temporary = folder / ".tmp"
     temporary.mkdir(exist_ok=True)
@@ -58,7 +63,7 @@ def python(
     process = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=folder,
-        env={**inherited, "OMP_NUM_THREADS": "1", "PYTEST_DEBUG_TEMPROOT": str(temporary), **(env or {})},
+        env={**inherited(), "OMP_NUM_THREADS": "1", "PYTEST_DEBUG_TEMPROOT": str(temporary), **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -9,6 +9,7 @@ from pytest_ep.matrix.cells import Key
 from pytest_ep.matrix.shapes import SHAPES
 from pytest_ep.results.hosts import medians
 from pytest_ep.results.hosts import ranks_by_host
+from pytest_ep.results.hosts import scattered
 from pytest_ep.results.record import JSON
 from pytest_ep.results.record import CaseResult
 
@@ -18,6 +19,13 @@ from pytest_ep.results.record import CaseResult
 )
 def test_ranks_lie_on_hosts_in_order(local_sizes: list[int], expected: list[int]) -> None:
     assert ranks_by_host(local_sizes) == expected
+
+
+def test_ranks_dealt_out_over_hosts_in_turn_are_told_apart_from_blocks() -> None:
+    assert scattered(["a"]) == scattered(["a", "a", "b", "c", "c"]) == ""
+    assert scattered(["a", "b", "a", "b"]).startswith(
+        "rank 2 is on a again, after rank 1 on b: place the ranks"
+    )
 
 
 def test_a_host_has_the_median_of_its_ranks() -> None:

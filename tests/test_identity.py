@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from pytest_ep.alike import difference
 from pytest_ep.ranks.identity import Identity
 from pytest_ep.ranks.identity import read_identity
 from pytest_ep.ranks.launchers import is_launched
+from tests.launching import inherited
 
 SRUN = {
     "SLURM_JOB_ID": "77",
@@ -31,7 +33,13 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
     "PMIX_NAMESPACE": "prterun-head-12@1",
 }
-MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+MPICH = {
+    "PMI_RANK": "1",
+    "PMI_SIZE": "2",
+    "MPI_LOCALRANKID": "1",
+    "MPI_LOCALNRANKS": "2",
+    "PMI_PORT": "node:4711",
+}
 
 
 def test_without_a_launcher_a_process_is_alone() -> None:
@@ -64,6 +72,30 @@ def test_a_batch_script_and_a_single_task_are_no_ranks() -> None:
     assert read_identity({**SRUN, "SLURM_STEP_NUM_TASKS": "1"}) == Identity()
 
 
+def test_ranks_that_mpirun_starts_through_srun_are_mpiruns() -> None:
+    ours = {**OPEN_MPI, "MASTER_ADDR": "head"}
+    assert read_identity({**SRUN, **ours}) == read_identity(ours)
+    assert read_identity({**SRUN, **MPICH, "PMI_SIZE": "1"}) == Identity()
+    srun_with_pmi2 = {**SRUN, "PMI_RANK": "5", "PMI_SIZE": "7", "PMI_FD": "9"}
+    assert read_identity(srun_with_pmi2) == read_identity(SRUN)
+
+
+def test_a_shell_that_srun_started_is_no_rank_but_what_srun_starts_from_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell = {**SRUN, "SLURM_PTY_PORT": "4711"}
+    monkeypatch.setattr("os.open", lambda path, flags: {"/dev/tty": os.dup(2)}[path])
+    assert read_identity(shell) == Identity()
+    assert not is_launched(shell)
+    assert read_identity(SRUN).rank == 5
+
+    def no_terminal(path: str, flags: int) -> int:
+        raise OSError(6, "No such device or address", path)
+
+    monkeypatch.setattr("os.open", no_terminal)
+    assert read_identity(shell).rank == 5
+
+
 def test_mpiruns_ranks_on_one_host_find_each_other_there() -> None:
     for variables in (MPICH, {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}):
         one = read_identity(variables)
@@ -71,6 +103,24 @@ def test_mpiruns_ranks_on_one_host_find_each_other_there() -> None:
         assert 20_000 <= one.store_port < 30_000
         assert (one.local_rank, one.local_size) == (1, one.size)
     assert read_identity({**MPICH, "PMI_SIZE": "1"}) == Identity()
+
+
+def test_ranks_of_mpich_below_a_script_each_share_a_port_or_are_told_to_name_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bare = {name: value for name, value in MPICH.items() if name != "PMI_PORT"}
+    with pytest.raises(ValueError, match="set MASTER_PORT to a free port"):
+        read_identity(bare)
+    assert read_identity({**bare, "MASTER_PORT": "5"}).store_port == 5
+    assert read_identity({**bare, "PMI_KVSNAME": "kvs_1"}) != read_identity({**bare, "PMI_KVSNAME": "kvs_2"})
+    above = Path("/proc/self/stat").read_text().rpartition("(")[2].rpartition(")")[0]
+    monkeypatch.setattr("pytest_ep.ranks.launchers.PROXY", above)
+    assert read_identity(bare).run == f"mpi-{os.getpid()}-0"
+
+
+def test_a_port_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="MASTER_PORT=70000 in the environment is above 65535"):
+        read_identity({**SRUN, "MASTER_PORT": "70000"})
 
 
 def test_mpirun_over_several_hosts_needs_rank_0s() -> None:
@@ -103,14 +153,11 @@ def test_ranks_of_mpirun_run_cases_and_all_end_with_0(pytester: pytest.Pytester)
         "--ep-size=2",
         "--ep-iterations=3",
     ]
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_XDIST", "SLURM"))
-    }
     ranks = [
         subprocess.Popen(
             command,
             cwd=pytester.path,
-            env={**kept, **MPICH, "PMI_RANK": rank, "MPI_LOCALRANKID": rank, "OMP_NUM_THREADS": "1"},
+            env={**inherited(), **MPICH, "PMI_RANK": rank, "MPI_LOCALRANKID": rank, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             text=True,
         )

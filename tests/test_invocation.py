@@ -34,6 +34,12 @@ SIXTEEN = Identity(size=16, local_size=8)
             "srun --nodes=2 --ntasks-per-node=8 python -m pytest cases",
         ),
         (SIXTEEN, {"OMPI_COMM_WORLD_SIZE": "16"}, "mpirun -n 16 python -m pytest cases"),
+        (
+            SIXTEEN,
+            {"SLURM_STEP_NUM_TASKS": "2", "OMPI_COMM_WORLD_SIZE": "16"},
+            "mpirun -n 16 python -m pytest cases",
+        ),
+        (SIXTEEN, {"PMI_SIZE": "16", "MPI_LOCALNRANKS": "8"}, "mpirun -n 16 python -m pytest cases"),
         (SIXTEEN, {}, "WORLD_SIZE=16 python -m pytest cases"),
         (
             Identity(size=4, local_size=4),

@@ -68,7 +68,7 @@ def test_without_options_everything_of_the_machine_is_selected(parse: Callable[.
     assert options.selection.precisions is None
     assert options.selection.shapes == (SHAPES["deepseek_v3"],)
     assert (options.nproc, options.exact, options.rank_timeout) == (None, False, 60.0)
-    assert (options.allow_skips, options.require, options.iterations) == (False, (), None)
+    assert (options.allow_skips, options.iterations) == (False, None)
     assert (options.clocks, options.target_ci, options.time_budget) == (("auto",), 1.0, 2.0)
     assert (options.flush_l2, options.idle, options.profile) == (False, (), None)
 
@@ -129,13 +129,10 @@ def test_the_options_of_a_run(parse: Callable[..., Options]) -> None:
         "--ep-exact",
         "--ep-rank-timeout=2.5",
         "--ep-allow-skips",
-        "--ep-require=flashinfer_ep and ep08",
-        "--ep-require=torch_a2a",
         "--ep-iterations=7",
         "--ep-clock=host",
     )
     assert (options.nproc, options.exact, options.rank_timeout, options.allow_skips) == (4, True, 2.5, True)
-    assert options.require == ("flashinfer_ep and ep08", "torch_a2a")
     assert (options.iterations, options.clocks) == (7, ("host",))
 
 

@@ -15,6 +15,7 @@ from pytest_ep.backends.base import EPBackend
 from pytest_ep.backends.base import ModeFacts
 from pytest_ep.matrix.cells import Cell
 from pytest_ep.matrix.cells import Skip
+from pytest_ep.matrix.machine import VISIBLE
 from pytest_ep.matrix.machine import Machine
 from pytest_ep.matrix.plan import DECODE
 from pytest_ep.matrix.plan import PREFILL
@@ -176,8 +177,10 @@ def test_more_ranks_than_experts_is_a_skip() -> None:
     [(1, 8, 8, True), (1, 16, 8, True), (1, 16, 16, False), (2, 16, 16, True), (None, 16, 16, True)],
 )
 def test_ranks_of_a_node_need_devices_of_that_node(
-    per_device: int | None, ranks: int, local_ranks: int, runs: bool
+    per_device: int | None, ranks: int, local_ranks: int, runs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in VISIBLE:
+        monkeypatch.delenv(name, raising=False)
     fake = Fake(per_device=per_device)
     cells = planned(fake, H200, ranks, only(ep_sizes=(ranks,), tokens=(1,)), local_ranks=local_ranks)
     assert bool(running(cells)) is runs
@@ -185,6 +188,27 @@ def test_ranks_of_a_node_need_devices_of_that_node(
         assert cells[0].skip == Skip(
             "too-few-devices", "16 ranks on this node have 8 devices; torch_a2a takes 1 rank per device"
         )
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{"CUDA_VISIBLE_DEVICES": "0"}, {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "1"}],
+    ids=["variable", "srun"],
+)
+def test_ranks_that_see_one_gpu_each_are_told_how_to_see_those_of_their_host(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*VISIBLE, "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    one_gpu = Machine("h200", 1, "NVIDIA H200")
+    cells = planned(Fake(per_device=1), one_gpu, 8, only(ep_sizes=(8,), tokens=(1,)))
+    assert cells[0].skip is not None
+    assert cells[0].skip.reason.endswith(
+        "; each rank sees 1 GPU of its host: if that has more, launch with srun's --gpu-bind=none, or "
+        "without CUDA_VISIBLE_DEVICES for each rank"
+    )
 
 
 def test_a_wheel_that_refuses_everything_is_one_item_and_else_one_per_case() -> None:

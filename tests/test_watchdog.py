@@ -1,13 +1,28 @@
-"""The watchdog where the rendezvous store gives no answer any more: its host is cut off, not closed."""
+"""The watchdog where the store gives no answer or a library never returns, and how it lets a session end."""
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from pathlib import Path
 
+import pytest
+
+from pytest_ep.ranks import watchdog
+from pytest_ep.ranks.ballot import Ballot
+from pytest_ep.ranks.identity import Identity
+from pytest_ep.ranks.pulse import Pulse
+from pytest_ep.ranks.pulse import Status
+from pytest_ep.ranks.watchdog import Ending
+from pytest_ep.ranks.watchdog import LastWords
+from pytest_ep.ranks.watchdog import Limits
+from pytest_ep.ranks.watchdog import Watchdog
 from tests.launching import python
 
+RANK_1 = Identity(rank=1, size=2, local_rank=0, local_size=1)
 SCRIPT = """
-import os, sys, threading, time
+import os, signal, sys, threading, time
 from pytest_ep.ranks.ballot import Ballot
 from pytest_ep.ranks.identity import Identity
 from pytest_ep.ranks.pulse import Pulse
@@ -17,18 +32,84 @@ class CutOff:
     def set(self, key, value):
         threading.Event().wait()
 
+limit, is_told = float(sys.argv[1]), sys.argv[2] == "told"
 identity = Identity(rank=1, size=2, local_rank=0, local_size=1)
 ballot = Ballot(identity, CutOff(), Pulse())
 ends = {"report": lambda ending: print(ending.cause, ending.alone), "printed": str, "free": lambda: None}
-Watchdog(identity, CutOff(), ballot, Limits(4.0, 60.0), **ends, stderr=2).start()
+Watchdog(identity, CutOff(), ballot, Limits(limit, 600.0), **ends, stderr=2).start()
+if is_told:
+    os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(60)
 """
+LOST = "the rendezvous store gives no answer: its host is gone, or the way to it True"
 
 
-def test_a_store_that_gives_no_answer_ends_the_run_within_the_rank_timeout(tmp_path: Path) -> None:
-    result = python(tmp_path, "-c", SCRIPT)
+@pytest.mark.parametrize(
+    ("limit", "told", "within", "said"),
+    [("4", "", 4 + 5, LOST), ("60", "told", 5 + 2, f"this job was told to end (SIGTERM), and {LOST}")],
+    ids=["within_the_rank_timeout", "soon_after_sigterm"],
+)
+def test_a_store_that_gives_no_answer_ends_the_run(
+    tmp_path: Path, limit: str, told: str, within: float, said: str
+) -> None:
+    result = python(tmp_path, "-c", SCRIPT, limit, told)
     assert result.ret == 1
-    assert result.duration < 4 + 5
-    assert result.outlines == [
-        "the rendezvous store gives no answer: its host is gone, or the way to it True"
-    ]
+    assert result.duration < within
+    assert result.outlines == [said]
+
+
+class OneLeft:
+    """A store that says that one rank has left its work, and notes what is set."""
+
+    def __init__(self) -> None:
+        self.noted: list[str] = []
+
+    def set(self, key: str, value: object) -> None:
+        self.noted.append(key)
+
+    def add(self, key: str, amount: int) -> int:
+        return 1
+
+    def check(self, keys: list[str]) -> bool:
+        return True
+
+
+def watching(store: object, free: object = print, stderr: int = 2) -> Watchdog:
+    ballot = Ballot(RANK_1, store, Pulse())  # type: ignore[arg-type]
+    ends = {"report": print, "printed": str, "free": free}
+    return Watchdog(RANK_1, store, ballot, Limits(60.0, 600.0), **ends, stderr=stderr)  # type: ignore[arg-type]
+
+
+def test_a_library_that_never_returns_from_an_abort_does_not_stop_the_watchdog(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watchdog, "LEFT_GRACE", -1.0)
+    called, ever = threading.Event(), threading.Event()
+
+    def free() -> None:
+        called.set()
+        ever.wait(30)
+
+    began = time.monotonic()
+    watching(OneLeft(), free)._free_if_left(OneLeft())  # type: ignore[arg-type]
+    assert called.wait(5)
+    assert time.monotonic() - began < 5
+    ever.set()
+
+
+def test_a_rank_that_leaves_the_report_to_another_of_its_host_says_where_it_was() -> None:
+    reading, writing = os.pipe()
+    words = LastWords(Status("a case", "oracle", 1.0, 1.0, 0.0), "  File x, in wait\n", "")
+    watching(OneLeft(), stderr=writing)._say_where(
+        Ending("gone", (None, words), (None, None), ("", ""), True)
+    )
+    assert os.read(reading, 1000) == b"pytest_ep: rank 1 was in 'oracle'\n  File x, in wait\n"
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_rank_stops_watching_before_it_says_goodbye_as_the_store_may_be_gone_then() -> None:
+    store = OneLeft()
+    ballot = Ballot(RANK_1, store, Pulse())  # type: ignore[arg-type]
+    ballot.follow("goodbye", leads=False, limit=5.0, leave=lambda: store.noted.append("stopped"))
+    assert store.noted == ["stopped", "goodbye/1"]

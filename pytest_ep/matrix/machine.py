@@ -24,7 +24,7 @@ Command = Callable[[Sequence[str]], "str | None"]
 """Runs a command; returns its standard output, or None where it is missing, fails or takes too long."""
 
 _AMD_VENDOR = "0x1002"
-_AMD_VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 _VENDOR_WORDS = re.compile(r"^(nvidia|amd|instinct|\s)+\b", re.IGNORECASE)
 
 
@@ -73,7 +73,7 @@ def detect(
     nvidia = _from_nvidia_smi(command or run_command) or _from_proc(root)
     devices = visible(nvidia, environ.get("CUDA_VISIBLE_DEVICES"))
     if not nvidia:
-        chosen = next((environ[name] for name in _AMD_VISIBLE if name in environ), None)
+        chosen = next((environ[name] for name in VISIBLE if name in environ), None)
         devices = visible(_from_sysfs(root), chosen)
     if not devices:
         return Machine("cpu", 0, "cpu")

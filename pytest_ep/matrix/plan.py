@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pytest_ep.matrix.cells import PRECISIONS
 from pytest_ep.matrix.cells import Cell
 from pytest_ep.matrix.cells import Key
 from pytest_ep.matrix.cells import Skip
+from pytest_ep.matrix.machine import VISIBLE
 from pytest_ep.matrix.machine import Machine
 from pytest_ep.matrix.platforms import UNLISTED_EP_SIZES
 from pytest_ep.matrix.platforms import Platforms
@@ -25,6 +27,7 @@ from pytest_ep.matrix.shapes import SHAPES
 from pytest_ep.matrix.shapes import Shape
 from pytest_ep.matrix.skew import NO_SKEW
 from pytest_ep.matrix.skew import TokenSkew
+from pytest_ep.ranks.launchers import is_launched
 
 DECODE = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 PREFILL = (1024, 2048, 4096, 8192)
@@ -236,7 +239,8 @@ class _Planner:
         devices, each = self.machine.devices, adapter.ranks_per_device(self.machine)
         if each is not None and self.local_ranks > each * devices:
             have = f"{self.local_ranks} ranks on this node have {_counted(devices, 'device')}"
-            return Skip("too-few-devices", f"{have}; {self.name} takes {_counted(each, 'rank')} per device")
+            takes = f"{have}; {self.name} takes {_counted(each, 'rank')} per device"
+            return Skip("too-few-devices", f"{takes}{_narrowed(devices)}")
         return None
 
     def too_many_tokens(self, adapter: Adapter, cell: Cell) -> Skip | None:
@@ -269,6 +273,17 @@ def _not_so(adapter: Adapter, key: Key, selection: Selection) -> Skip | None:
         masked = f"masked choices (id -1), which {routing.path} has: record without them"
         return Skip("masked-ids", f"{key.backend} {key.mode} does not define {masked}")
     return None
+
+
+def _narrowed(devices: int) -> str:
+    """Say what to do where the launcher may have left each rank GPUs of its own alone."""
+    by_torchrun = "RANK" in os.environ or not is_launched(os.environ)
+    if by_torchrun and not any(name in os.environ for name in VISIBLE):
+        return ""
+    return (
+        f"; each rank sees {_counted(devices, 'GPU')} of its host: if that has more, launch with srun's "
+        "--gpu-bind=none, or without CUDA_VISIBLE_DEVICES for each rank"
+    )
 
 
 def _counted(number: int, noun: str) -> str:

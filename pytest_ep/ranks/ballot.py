@@ -98,10 +98,11 @@ class Ballot:
         if self._store is not None:
             self.left_seen = int(self._ask(lambda store: store.add("left", 0)))
 
-    def follow(self, topic: str, *, leads: bool, limit: float) -> None:
+    def follow(self, topic: str, *, leads: bool, limit: float, leave: Callable[[], None]) -> None:
         """Wait for the rank that leads to have come here, at most ``limit`` seconds.
 
-        A rank whose process hosts the store then waits as long for the others to have seen it.
+        A rank whose process hosts the store then waits as long for the others to have seen it. ``leave`` is
+        called before they say that they have: the store may be gone from then on.
         """
         if self._store is None:
             return
@@ -115,6 +116,7 @@ class Ballot:
             while not self._store.check(awaited) and time.monotonic() < deadline:
                 self.pulse.beat()
                 time.sleep(LONGEST_NAP)
+            leave()
             self._store.set(f"{topic}/{self.rank}", "")
 
     def _await(self, keys: list[str], topic: str) -> None:

@@ -75,7 +75,8 @@ class Bulletin:
         """Whether no rank below this one lives on this host: all that can be known without a store."""
         return not any(
             notice is not None
-            and (notice.host, notice.local_rank < self._identity.local_rank) == (platform.node(), True)
+            and notice.host == platform.node()
+            and notice.local_rank < self._identity.local_rank
             and _lives(notice.pid)
             for notice in self.notices
         )

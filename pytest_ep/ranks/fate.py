@@ -21,6 +21,8 @@ from pytest_ep.ranks.ballot import OutOfStep
 
 STEP = "step: "
 """Begins the topic of work done together, as opposed to a report of an item."""
+MEANT = (pytest.exit.Exception, pytest.Session.Interrupted, pytest.Session.Failed)
+"""End a session as someone wished: they are no faults of it."""
 REPORTS = ("setup of ", "call of ", "teardown of ")
 
 
@@ -107,13 +109,13 @@ class Fate:
         try:
             vote = Vote("passed", value=work())
         except Unavailable as refusal:
-            place = self._leave(phase)
+            place = self.leave(phase)
             vote = Vote("skipped", refusal.reason, place, (refusal.code, refusal.reason))
         except pytest.exit.Exception as error:
-            vote = Vote("left", str(error), self._leave(phase))
+            vote = Vote("left", str(error), self.leave(phase))
         except Exception:
             text = traceback.format_exc()
-            place = self._leave(phase)
+            place = self.leave(phase)
             self.say_failed(phase, text)
             vote = Vote("failed", text, place)
         try:
@@ -154,16 +156,20 @@ class Fate:
 
     def leave(self, phase: str) -> int:
         """Take a place among the failing ranks, then free the peers; returns the place."""
-        return self._leave(phase)
+        place = self.ballot.place(phase)
+        self.broken_by = self.ballot.pulse.case or phase
+        with contextlib.suppress(Exception):  # must not hide the failure that is being reported
+            self.abandon()
+        return place
 
     def part(self, error: BaseException) -> None:
         """Leave the session for ``error``. The others hear of it and leave, too, unless they do already."""
         self.broken_by = self.broken_by or "the end of the session"
         if isinstance(error, AgreedExit):
             return
-        self._leave("session")
+        self.leave("session")
         topic = f"{LEAVING}{error}"
-        if not isinstance(error, pytest.exit.Exception):
+        if not isinstance(error, MEANT):
             topic = f"{FAILING}{type(error).__name__}: {error}"
         with contextlib.suppress(AgreedExit):  # the others hear it the same way
             self.ballot.gather(topic, None)
@@ -181,13 +187,6 @@ class Fate:
         return AgreedFailure(
             Failure(f"rank {gone[0]} did not come to {phase}: it is at {apart.topics[gone[0]]}")
         )
-
-    def _leave(self, phase: str) -> int:
-        place = self.ballot.place(phase)
-        self.broken_by = self.ballot.pulse.case or phase
-        with contextlib.suppress(Exception):  # must not hide the failure that is being reported
-            self.abandon()
-        return place
 
     def _first(self, votes: list[Vote], outcome: str) -> int | None:
         ranks = [rank for rank, vote in enumerate(votes) if vote.outcome == outcome]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from queue import Empty
+from queue import SimpleQueue
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,13 +18,16 @@ import torch.distributed as dist
 from pytest_ep.ranks.ballot import Ballot
 from pytest_ep.ranks.identity import Identity
 from pytest_ep.ranks.pulse import Pulse
+from pytest_ep.ranks.rendezvous import unreachable
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup
 
 CONNECT_LIMIT = 60.0
-"""Seconds that a rank waits for the host of the rendezvous store."""
+"""Seconds that a rank waits for the host of the rendezvous store to listen, and for an answer later."""
+ANSWER_LIMIT = 20.0
+"""Seconds in which what listens there must prove to be a store."""
 
 
 def connect(identity: Identity, *, first: bool = True) -> Store | None:
@@ -34,26 +39,47 @@ def connect(identity: Identity, *, first: bool = True) -> Store | None:
     if identity.size == 1:
         return None
     hosts = first and identity.hosts_store
-    # Where another service answers at that port, torch's client does not keep to its limit.
-    faulthandler.dump_traceback_later(1.5 * CONNECT_LIMIT, exit=True)
+    # torch's client tries a host that refuses several times over, each time for its whole limit.
+    why = "" if hosts else unreachable(identity, CONNECT_LIMIT)
+    opened = RuntimeError(why) if why else _opened(identity, hosts)
+    if isinstance(opened, RuntimeError):
+        raise pytest.UsageError(_no_rendezvous(identity, hosts, str(opened).partition("\n")[0]))
+    opened.set_timeout(timedelta(seconds=CONNECT_LIMIT))
+    return dist.PrefixStore(f"pytest_ep/{identity.run}", opened)  # type: ignore[attr-defined]
+
+
+def _opened(identity: Identity, hosts: bool) -> Store | RuntimeError:
+    """Return the store or torch's error. Where another service listens, torch's client waits for ever."""
+    opened: SimpleQueue[Store | RuntimeError] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                identity.store_host,
+                identity.store_port,
+                is_master=hosts,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=ANSWER_LIMIT),
+            )
+        except RuntimeError as error:
+            opened.put(error)
+        else:
+            opened.put(store)
+
+    Thread(target=run, name="pytest-ep-connect", daemon=True).start()
     try:
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            identity.store_host,
-            identity.store_port,
-            is_master=hosts,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=CONNECT_LIMIT),
-        )
-    except RuntimeError as error:
-        does = "cannot hold the" if hosts else "finds no"
-        place, why = f"{identity.store_host}:{identity.store_port}", str(error).partition("\n")[0]
-        raise pytest.UsageError(
-            f"rank {identity.rank} {does} rendezvous at {place}: set MASTER_ADDR to rank 0's host and "
-            f"MASTER_PORT to a free port of it ({why})"
-        ) from None
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-    return dist.PrefixStore(f"pytest_ep/{identity.run}", store)  # type: ignore[attr-defined]
+        return opened.get(timeout=ANSWER_LIMIT)
+    except Empty:
+        return RuntimeError("what listens there is no rendezvous store")
+
+
+def _no_rendezvous(identity: Identity, hosts: bool, why: str) -> str:
+    does = "cannot hold the" if hosts else "finds no"
+    said = f"rank {identity.rank} {does} rendezvous at {identity.store_host}:{identity.store_port}"
+    if identity.agent_hosts_store:
+        return f"{said}: torchrun's agent on that host holds it, and has ended or is cut off ({why})"
+    said += ": set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port of it"
+    return f"{said} ({why})" if hosts else f"{said}, unless rank 0 has ended and says why ({why})"
 
 
 class Ranks:

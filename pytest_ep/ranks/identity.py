@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from pytest_ep.ranks.launchers import as_torchrun
 
+LARGEST_PORT = 65_535
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -50,6 +52,8 @@ def read_identity(env: Mapping[str, str] = os.environ) -> Identity:
         numbers[name] = int(text)
     if numbers["WORLD_SIZE"] > 1 and not (env.get("MASTER_ADDR") and numbers["MASTER_PORT"]):
         raise ValueError("WORLD_SIZE is set but MASTER_ADDR or MASTER_PORT is not: launch with torchrun")
+    if numbers["MASTER_PORT"] > LARGEST_PORT:
+        raise ValueError(f"MASTER_PORT={numbers['MASTER_PORT']} in the environment is above {LARGEST_PORT}")
     return Identity(
         rank=numbers["RANK"],
         size=numbers["WORLD_SIZE"],

@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import replace
 from types import FrameType
@@ -39,6 +40,10 @@ REPORT_LIMIT = 8.0
 """Seconds that the others wait for the reporter before they leave."""
 UNANSWERED = 0.75
 """Share of the rank limit after which a store that gives no answer counts as gone."""
+LAST_ANSWER = 3.5
+"""Seconds after which it does where this rank ends anyhow: who sent SIGTERM sends SIGKILL soon."""
+STOP_LIMIT = 5.0
+"""Seconds that the end of a session waits for a watchdog which waits for the store."""
 END_LIMIT = 30.0
 """Seconds after which a rank that ends is ended by faulthandler, whatever it still waits for."""
 SETTLE = 0.5
@@ -113,10 +118,13 @@ class Watchdog:
         self._wake, self._waker = os.pipe()
         self._interrupted = 0.0
         self._bulletin = Bulletin(identity)
-        self._looks = 0
-        self._ends = threading.Lock()
+        self._asks = 0
+        self._asking = False
+        self._told = ""
+        self._prodded = threading.Event()
+        self._reports = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="pytest-ep-watchdog", daemon=True)
-        self._guard = threading.Thread(target=self._watch_store, name="pytest-ep-guard", daemon=True)
+        self._guard = threading.Thread(target=self._stand_guard, name="pytest-ep-guard", daemon=True)
         self._handlers: dict[int, object] = {}
 
     def start(self) -> None:
@@ -127,50 +135,64 @@ class Watchdog:
             self._handlers[number] = signal.signal(number, _heard_by_the_watchdog)
         self._ballot.pulse.beat("collection")
         self._thread.start()
-        if self._store is not None:
-            self._guard.start()
+        self._guard.start()
 
     def stop(self) -> None:
         """Stop watching and give the signals back. From the main thread."""
         if self._stopped.is_set():
             return
         self._stopped.set()
-        self._thread.join()
+        self._prodded.set()
+        os.write(self._waker, b"\0")  # no signal has this number
+        for thread in (self._thread, self._guard):
+            thread.join(None if self._ballot.closing else STOP_LIMIT)
         signal.set_wakeup_fd(-1)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         faulthandler.cancel_dump_traceback_later()
 
     def _run(self) -> None:
-        ready: list[int] = []
         while not self._stopped.is_set():
-            self._looks += 1
             try:
-                cause = self._signalled(os.read(self._wake, 16)) if ready else ""
-                cause = cause or self._look()
+                cause = self._told or self._look()
             except RuntimeError:
                 cause = "the rendezvous store is gone: the host of rank 0, or its torchrun, has ended"
             if cause and not self._stopped.is_set():
                 self._end(cause)
+            self._prodded.wait(TICK)
+
+    def _stand_guard(self) -> None:
+        """Hear signals; end this rank where the other thread waits for ever for an answer of the store."""
+        asks, quiet = 0, 0.0
+        while not self._stopped.is_set():
             ready, _, _ = select.select([self._wake], [], [], TICK)
+            if ready:
+                self._hear(os.read(self._wake, 16))
+            # Counted here: while the interpreter's lock is held neither thread runs, whatever the clock says.
+            quiet = quiet + TICK if self._asking and self._asks == asks else 0.0
+            asks = self._asks
+            ends = bool(self._told) or self._ballot.closing
+            if quiet > (LAST_ANSWER if ends else UNANSWERED * self._limits.rank):
+                lost = "the rendezvous store gives no answer: its host is gone, or the way to it"
+                self._end_alone(f"{self._told}, and {lost}" if self._told else lost)
 
-    def _watch_store(self) -> None:
-        """End this rank where the other thread waits for ever for an answer of the store."""
-        looks, quiet = 0, 0.0
-        while not self._stopped.wait(TICK):
-            quiet = quiet + TICK if self._looks == looks else 0.0
-            looks = self._looks
-            if quiet > UNANSWERED * self._limits.rank:
-                self._store = None
-                self._end("the rendezvous store gives no answer: its host is gone, or the way to it")
-
-    def _signalled(self, numbers: bytes) -> str:
+    def _hear(self, numbers: bytes) -> None:
         if signal.SIGTERM in numbers:
-            return "this job was told to end (SIGTERM)"
+            self._told = "this job was told to end (SIGTERM)"
+            self._prodded.set()
         if signal.SIGINT in numbers and not self._interrupted:
             self._interrupted = time.monotonic()
             self._ballot.stop = "interrupted (Ctrl-C)"
-        return ""
+
+    @contextlib.contextmanager
+    def _question(self) -> Iterator[None]:
+        """Let the guard know while an answer of the store is awaited."""
+        self._asks += 1
+        self._asking = True
+        try:
+            yield
+        finally:
+            self._asking = False
 
     def _look(self) -> str:
         status = self._ballot.pulse.status()
@@ -182,11 +204,12 @@ class Watchdog:
             cause = cause or f"interrupted (Ctrl-C); the case did not end within {INTERRUPT_GRACE:.0f} s"
         if self._store is None:
             return cause
-        self._bulletin.post(self._store, status)
-        if self._store.check(["end"]):
-            return cause or self._store.get("end").decode()
-        self._free_if_left(self._store)
-        self._bulletin.read(self._store)
+        with self._question():
+            self._bulletin.post(self._store, status)
+            if self._store.check(["end"]):
+                return cause or self._store.get("end").decode()
+            self._free_if_left(self._store)
+            self._bulletin.read(self._store)
         return cause or self._bulletin.silent(self._limits.rank)
 
     def _free_if_left(self, store: Store) -> None:
@@ -199,8 +222,12 @@ class Watchdog:
         self._left_since = self._left_since or now
         if now - self._left_since > LEFT_GRACE:
             self._freed = left
-            with contextlib.suppress(Exception):  # if it cannot be freed, the rank timeout ends the run
-                self._free()
+            # The library may wait for ever in it: not in this thread, which the rank timeout needs.
+            threading.Thread(target=self._let_out, name="pytest-ep-free", daemon=True).start()
+
+    def _let_out(self) -> None:
+        with contextlib.suppress(Exception):  # if it cannot be freed, the rank timeout ends the run
+            self._free()
 
     def _overdue(self, rank: int, status: Status) -> str:
         if status.age > (status.long or self._limits.rank):
@@ -211,19 +238,32 @@ class Watchdog:
         return ""
 
     def _end(self, cause: str) -> None:
-        self._ends.acquire()  # for good: one of the two threads ends the process
+        mine = self._last_words()
+        try:
+            with self._question():
+                ending, reporter = self._exchange(cause, mine)
+        except RuntimeError:  # no store: every host is on its own
+            ending, reporter = self._without_store(cause, mine)
+        self._reports.acquire()  # for good: one of the two threads ends the process
+        self._leave(ending, reporter)
+
+    def _end_alone(self, cause: str) -> None:
+        if self._reports.acquire(blocking=False):
+            self._leave(*self._without_store(cause, self._last_words()))
+
+    def _last_words(self) -> LastWords:
         faulthandler.dump_traceback_later(END_LIMIT, file=self._stderr, exit=True)
         self._ballot.closing = True
-        mine = LastWords(self._ballot.pulse.status(), self._stack(), self._printed())
-        try:
-            ending, reporter = self._exchange(cause, mine)
-        except RuntimeError:  # no store: every host is on its own
-            self._store = None
-            ending, reporter = self._without_store(cause, mine)
+        return LastWords(self._ballot.pulse.status(), self._stack(), self._printed())
+
+    def _leave(self, ending: Ending, reporter: int) -> None:
         try:
             if reporter == self._identity.rank:
                 self._report(ending)
-                self._say_reported()
+                if not ending.alone:
+                    self._say_reported()
+            elif ending.alone:
+                self._say_where(ending)
             else:
                 self._await_report()
         except BaseException:
@@ -232,6 +272,13 @@ class Watchdog:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
+
+    def _say_where(self, ending: Ending) -> None:
+        """Say on stderr what no report will: the reporter of this host hears of no other rank's stack."""
+        rank = self._identity.rank
+        if (words := ending.words[rank]) is not None:
+            said = f"pytest_ep: rank {rank} was in {words.status.phase!r}\n{words.stack}"
+            os.write(self._stderr, said.encode())
 
     def _exchange(self, cause: str, mine: LastWords) -> tuple[Ending, int]:
         """Return what the ranks know together, and the lowest that is left. Raises RuntimeError."""

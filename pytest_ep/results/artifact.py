@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from datetime import datetime
 from datetime import timezone
@@ -27,6 +29,9 @@ def result_path(config: pytest.Config) -> Path | None:
 def prepare(config: pytest.Config) -> str:
     """Make the folder of the result file now; return why the run may not write there, or ""."""
     path = result_path(config)
+    for file in filter(None, (path, config.getoption("xmlpath", None))):
+        with contextlib.suppress(OSError):  # of a run that was killed while it wrote
+            _claim_path(Path(file)).unlink(missing_ok=True)
     if path is None:
         return ""
     beside = journal.journal_path(path)
@@ -44,16 +49,33 @@ def prepare(config: pytest.Config) -> str:
     return ""
 
 
-def claim(config: pytest.Config) -> bool:
-    """Take the result file, which ranks of several hosts may try to write; False where another has it."""
-    path = result_path(config)
+@contextlib.contextmanager
+def claimed(config: pytest.Config, began: float) -> Iterator[bool]:
+    """Keep the result and JUnit files to this rank while it writes them; False where another host's has them.
+
+    ``began`` is when the run began, in seconds since 1970: a JUnit file may be left from an earlier one.
+    """
+    result, junit = result_path(config), config.getoption("xmlpath", None)
+    files = [Path(path) for path in (result, junit) if path]
+    taken: list[Path] = []
     try:
-        if path is not None:
+        for path in files:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.open("x").close()
+            beside = _claim_path(path)
+            beside.open("x").close()
+            taken.append(beside)
+        ours = not any(path.exists() and (path == result or path.stat().st_mtime > began) for path in files)
     except OSError:
-        return False
-    return True
+        ours = False
+    try:
+        yield ours
+    finally:
+        for beside in taken:
+            beside.unlink(missing_ok=True)
+
+
+def _claim_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.claim")
 
 
 def open_journal(

@@ -23,6 +23,17 @@ def ranks_by_host(local_sizes: Sequence[int]) -> list[int]:
     return counts
 
 
+def scattered(hosts: Sequence[str]) -> str:
+    """Say which rank is on a host that ranks before it have left, or ""; rank r is on ``hosts[r]``."""
+    for rank, host in enumerate(hosts):
+        if rank and host != hosts[rank - 1] and host in hosts[:rank]:
+            return (
+                f"rank {rank} is on {host} again, after rank {rank - 1} on {hosts[rank - 1]}: place "
+                "the ranks of a host one after another, as srun --distribution=block, mpirun --map-by slot"
+            )
+    return ""
+
+
 def medians(results: Iterable[CaseResult], by_host: Sequence[int]) -> list[dict[str, JSON]]:
     """Return the medians of each rank, and of the ranks of each host, in us, by timed case and component.
 

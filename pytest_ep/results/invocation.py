@@ -112,8 +112,8 @@ def _launcher(identity: Identity, environ: Mapping[str, str]) -> list[str]:
         return [*srun, "torchrun", *several, f"--nproc-per-node={identity.local_size}"]
     if identity.size == 1:
         return ["python"]
+    if {"OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"} & set(environ):  # srun sets PMI_SIZE, too
+        return ["mpirun", "-n", str(identity.size), "python"]
     if tasks != "1":
         return ["srun", f"--nodes={nodes}", f"--ntasks-per-node={identity.local_size}", "python"]
-    if {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"} & set(environ):
-        return ["mpirun", "-n", str(identity.size), "python"]
     return [f"WORLD_SIZE={identity.size}", "python"]
