@@ -74,10 +74,36 @@ def test_launches_that_differ_widen_the_interval_and_more_launches_narrow_it() -
     assert half(ratio(many, many, ONE_PERCENT)) < half(ratio(wild, wild, ONE_PERCENT)) / 1.5
 
 
-def test_the_bootstrap_shows_the_variance_of_few_launches_without_bias() -> None:
-    source = np.random.default_rng(3)
-    seen = [launches(*np.exp(source.normal(0, 0.02, 3)), sd=0.0).between for _ in range(400)]
-    assert math.sqrt(float(np.mean(seen))) == pytest.approx(0.02, rel=0.08)
+def drawn(count: int, launch_sd: float, sampling_sd: float) -> tuple[list[Measured], float]:
+    """Return sides of so many launches each, and the true variance of one launch."""
+    source = np.random.default_rng(count)
+    logs = source.normal(0, launch_sd, (1000, count, 1)) + source.normal(0, sampling_sd, (1000, count, 40))
+    sides = [measure([float(np.median(one)) for one in side], list(side)) for side in np.exp(logs)]
+    return sides, float(np.median(logs, axis=2).var())
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("launch_sd", "sampling_sd"),
+    [(0.0, 0.02), (0.004, 0.02), (0.02, 0.0)],
+    ids=["sampling", "both", "launches"],
+)
+def test_the_variance_of_few_launches_is_shown_without_bias(
+    count: int, launch_sd: float, sampling_sd: float
+) -> None:
+    sides, true = drawn(count, launch_sd, sampling_sd)
+    assert np.mean([side.between for side in sides]) / true == pytest.approx(1, abs=0.1)
+    if not launch_sd:
+        assert np.mean([side.within for side in sides]) / true == pytest.approx(1, abs=0.2)
+        assert scale(sides, LaunchNoise(0.0, 0.001)) == pytest.approx(1, abs=0.1)
+
+
+def test_launches_that_agree_by_chance_are_no_more_certain_than_their_samples() -> None:
+    alike = launches(10.0, 10.0, 10.0, sd=0.1)
+    found = ratio(alike, alike, LaunchNoise(0.0, 0.001), 0.5)
+    assert half(found) == pytest.approx(
+        student(0.995, 2 * (PRIOR_FREEDOM + 2)) * math.sqrt(2 * alike.within / 3)
+    )
 
 
 def test_a_curve_whose_launches_differ_more_than_assumed_is_less_certain_and_never_much_more() -> None:
@@ -122,26 +148,37 @@ def noise() -> RealNoise:
     return RealNoise()
 
 
+def trial(
+    noise: RealNoise, number: int, source: np.random.Generator, count: int, change: float, *, alike: bool
+) -> list[times.RowVerdict]:
+    """Return the verdicts on some rows of sides of ``count`` launches, by a floor of 0.5 % for 1 %."""
+    tokens = {int(one) for one in source.choice([key.case.tokens for key in noise.keys], 4)}
+    keys = [key for key in noise.keys if key.case.tokens in tokens]
+    wheel = number % len(noise.wheels)
+    base = noise.side(source, wheel, keys, count, alike=alike)
+    new = noise.side(source, wheel, keys, count, 1 + change, alike=alike)
+    floor = Floor(0.5, 0.05) if abs(change) == 0.01 else Floor()
+    rows = [
+        row
+        for curve in times.curves({key: (base[key], new[key]) for key in keys}, floor)
+        for row in curve.rows
+    ]
+    if change:
+        assert not [row for row in rows if row.word == SAME and abs(change) > floor.of(row.base_us)]
+        assert all(abs(change) > floor.of(row.base_us) for row in rows), "the line above would say nothing"
+    return rows
+
+
+@pytest.mark.parametrize("alike", [False, True], ids=["apart", "alike"])
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-@pytest.mark.parametrize("change", [0.0, 0.01, -0.01, 0.03, -0.03, 0.1, -0.1])
+@pytest.mark.parametrize("change", [0.0, 0.01, -0.01, 0.015, -0.015, 0.03, -0.03, 0.1, -0.1])
 def test_real_noise_is_no_change_and_a_change_has_its_sign(
-    noise: RealNoise, count: int, change: float
+    noise: RealNoise, count: int, change: float, alike: bool
 ) -> None:
     """The same with 1,000 comparisons of all rows each: ci/soak compare_trials."""
     source = np.random.default_rng([count, round(1000 * (1 + change))])
-    rows: list[times.RowVerdict] = []
-    for trial in range(25):
-        tokens = {int(one) for one in source.choice([key.case.tokens for key in noise.keys], 4)}
-        pairs = {
-            key: (
-                noise.rows(source, trial % len(noise.wheels), key, count, 1.0),
-                noise.rows(source, trial % len(noise.wheels), key, count, 1 + change),
-            )
-            for key in noise.keys
-            if key.case.tokens in tokens
-        }
-        rows += [row for curve in times.curves(pairs, Floor()) for row in curve.rows]
-    assert len(rows) > 200
+    rows = [row for number in range(20) for row in trial(noise, number, source, count, change, alike=alike)]
+    assert len(rows) > 150
     words = [row.word for row in rows]
     assert all(row.ratio is not None for row in rows)
     if not change:
@@ -150,5 +187,5 @@ def test_real_noise_is_no_change_and_a_change_has_its_sign(
         return
     right, opposite = (SLOWER, FASTER) if change > 0 else (FASTER, SLOWER)
     assert opposite not in words
-    assert not [row for row in rows if row.word == SAME and abs(change) > Floor().of(row.base_us)]
-    assert words.count(right) > len(rows) * (0.9 if abs(change) == 0.1 else 0.4 if abs(change) == 0.03 else 0)
+    least = {0.1: 0.9, 0.03: 0.4}.get(abs(change), 0)
+    assert words.count(right) > len(rows) * least

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -104,7 +105,7 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def _environments(wheels: Wheels, folder: Path, options: Sequence[str]) -> list[Environment]:
-    folder = folder.absolute()
+    folder = Path(os.path.abspath(folder))  # as Python will name it: absolute() keeps ".."
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ".gitignore").write_text("*\n")
     made = []
@@ -237,7 +238,10 @@ def _checked(environment: Environment, result: Path, log: Path, code: int) -> di
     if code not in (0, 1) or not result.exists():
         without = "" if result.exists() else " and no result file"
         raise _stopped(environment, log, f"a launch ended with exit code {code}{without}")
-    content: dict[str, Any] = json.loads(result.read_text())
+    content = _content(result)
+    if content is None:
+        what = f"a launch ended with exit code {code} and an incomplete result file"
+        raise _stopped(environment, log, what)
     evidence = content[witness.SECTION]
     if refusal := environment.refusal(evidence):
         raise SweepError(f"{log}: in the run {refusal}: see what pytest's configuration puts on sys.path")
@@ -248,6 +252,16 @@ def _checked(environment: Environment, result: Path, log: Path, code: int) -> di
     if left := content["pytest_ep"]["not_run"]:
         raise _stopped(environment, log, f"a launch ended before {len(left)} of its cases")
     return content
+
+
+def _content(result: Path) -> dict[str, Any] | None:
+    """Return a result; None where its file was opened and not, or not wholly, written."""
+    try:
+        content = json.loads(result.read_text())
+    except ValueError:
+        return None
+    whole = isinstance(content, dict) and content.keys() >= {witness.SECTION, "benchmarks"}
+    return content if whole else None
 
 
 def _stopped(environment: Environment, log: Path, what: str) -> SweepError:

@@ -55,11 +55,14 @@ def parse_wheels(text: str) -> Wheels:
     """Parse ``NAME==V1,V2``. Raises argparse.ArgumentTypeError."""
     package, _, listed = text.partition("==")
     versions = tuple(version.strip() for version in listed.split(","))
+    other = argparse.ArgumentTypeError(f"{text!r} is not NAME==VERSION,VERSION")
     try:
-        Requirement(package)
+        named = Requirement(package)
         different = len(set(map(Version, versions)))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME==VERSION,VERSION") from None
+        raise other from None
+    if named.specifier or named.url or named.marker:
+        raise other
     if not 1 < len(versions) == different:
         raise argparse.ArgumentTypeError(f"{text!r} does not name two versions or more, each once")
     return Wheels(package.strip(), versions)
@@ -120,7 +123,7 @@ def prepare(environment: Environment, options: Sequence[str]) -> bool:
     """
     made_from = environment.folder / "made-from.json"
     facts = [environment.requirement, list(options), sys.version, sys.prefix, _here()]
-    there = not options and made_from.is_file() and json.loads(made_from.read_text()) == facts
+    there = not options and _recorded(made_from) == facts
     if not there:
         _create(environment)
         _install(environment, [environment.requirement], _anew(options))
@@ -129,6 +132,14 @@ def prepare(environment: Environment, options: Sequence[str]) -> bool:
         _complete(environment, options)
     made_from.write_text(json.dumps(facts))
     return there
+
+
+def _recorded(file: Path) -> object:
+    """Return the facts in a file; None without one, and where an interrupt cut it short."""
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _here() -> list[str]:

@@ -58,8 +58,9 @@ def launch_noise(clock: str, component: str) -> LaunchNoise:
 
     By the graph clock medians of twelve launches on 2 H200 differ by 0.1 us in dispatch and in combine at any
     T (rms, 0.27 at most) and by 0.05 us in roundtrip; by the event clock, Python included, by 20 %, up to a
-    factor of two. Six launches over gloo on a CPU, by the host's clock, differ by 9 %.
-    ci/soaks/compare_trials.py shows what these assumptions give.
+    factor of two. Six launches over gloo on a CPU, by the host's clock, differ by 9 %. Launches by the
+    kernel clock were not compared, and are taken to be as by the graph clock. ci/soaks/compare_trials.py
+    shows what these assumptions give.
     """
     if clock == "host":
         return LaunchNoise(0.0, 0.1)
@@ -72,8 +73,8 @@ def launch_noise(clock: str, component: str) -> LaunchNoise:
 class Measured:
     """One side of a ratio: ``logs`` [L] of its launches' medians.
 
-    ``within`` is the variance of one such log that sampling alone explains, ``between`` their whole variance
-    as L launches show it, 0 for one.
+    ``within`` is the variance of one such log that sampling alone explains, ``between`` its whole variance,
+    sampling included, as L launches show it; 0 for one.
     """
 
     logs: Logs
@@ -104,20 +105,17 @@ def measure(medians: Sequence[float], samples: Sequence[Samples] | None = None) 
     """Measure a side by its launches' medians, L, in any unit, and the samples of each, in any unit.
 
     Of medians of more samples than are at hand the sampling error is taken from those, on the wide side.
-    Without samples it is taken as none. ``between`` is the variance of the hierarchical bootstrap's figures
-    (launches, then samples of each), for one launch, times L / (L - 1): resampling few launches shows that
-    much less.
+    Without samples it is taken as none.
+
+    A hierarchical bootstrap: ``within`` is that of a launch's samples, ``between`` that of whole launches.
+    The latter needs no draws: of figures of L launches drawn again it is s^2 (L - 1) / L^2, s^2 being the
+    logs' variance, so that s^2 is one launch's without bias. Samples of the launches drawn are not drawn
+    again, as a launch's median has its sampling error already, which would then count two or three times
+    (the cluster bootstrap: Field and Welsh, J. R. Statist. Soc. B 69 (2007) 369).
     """
     logs = np.log(np.asarray(medians, dtype=np.float64))
-    count = logs.size
-    # [L, DRAWS]: how far each replicate's median is from the launch's own.
-    offsets = np.stack([_replicates(one) for one in samples]) if samples else np.zeros((count, DRAWS))
-    within = float(offsets.var(axis=1).mean())
-    if count == 1:
-        return Measured(logs, within, 0.0)
-    launch, replicate = _picks(count)
-    figures = (logs[launch] + offsets[launch, replicate]).mean(axis=1)
-    return Measured(logs, within, float(figures.var()) * count * count / (count - 1))
+    within = float(np.mean([_sampling_variance(one) for one in samples])) if samples else 0.0
+    return Measured(logs, within, float(logs.var(ddof=1)) if logs.size > 1 else 0.0)
 
 
 def scale(sides: Iterable[Measured], noise: LaunchNoise) -> float:
@@ -168,17 +166,20 @@ def _assumed(one: Measured, noise: LaunchNoise) -> float:
 
 
 def _error(one: Measured, noise: LaunchNoise, scaled: float) -> tuple[float, float]:
-    """Return the variance of a side's figure and its degrees of freedom."""
+    """Return the variance of a side's figure and its degrees of freedom.
+
+    Launches that agree more closely than their sampling error allows do so by chance.
+    """
     own = one.launches - 1
     variance = (PRIOR_FREEDOM * scaled * _assumed(one, noise) + own * one.between) / (PRIOR_FREEDOM + own)
-    return variance / one.launches, PRIOR_FREEDOM + own
+    return max(variance, one.within) / one.launches, PRIOR_FREEDOM + own
 
 
-def _replicates(samples: Samples) -> Logs:
-    """Return [DRAWS]: how far medians of samples drawn again are from their median."""
+def _sampling_variance(samples: Samples) -> float:
+    """Return the variance of the logarithm of the median of samples drawn again."""
     low, high = _middles(samples.size)
     ordered = np.sort(samples)
-    return np.asarray(np.log((ordered[low] + ordered[high]) / 2 / np.median(samples)))
+    return float(np.log((ordered[low] + ordered[high]) / 2).var())
 
 
 @lru_cache(maxsize=32)
@@ -186,10 +187,3 @@ def _middles(count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Draw samples by their place in order, and return the two middle places of each draw: [DRAWS] both."""
     drawn = np.sort(np.random.default_rng(_SEED).integers(count, size=(DRAWS, count)), axis=1)
     return drawn[:, (count - 1) // 2], drawn[:, count // 2]
-
-
-@lru_cache(maxsize=32)
-def _picks(count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Draw, for each figure, launches and one replicate of each: [DRAWS, count] both."""
-    source = np.random.default_rng(_SEED + 1)
-    return source.integers(count, size=(DRAWS, count)), source.integers(DRAWS, size=(DRAWS, count))
