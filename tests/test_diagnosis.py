@@ -21,6 +21,7 @@ from pytest_ep.oracle.diagnosis.explanations import EXPLANATIONS
 from pytest_ep.oracle.diagnosis.report import Diagnosis
 from pytest_ep.oracle.diagnosis.report import diagnose
 from pytest_ep.oracle.reduction import Contributions
+from tests.faults.diagnosed import LADDER
 from tests.faults.diagnosed import At
 from tests.faults.diagnosed import Fault
 from tests.faults.diagnosed import simulate
@@ -42,7 +43,9 @@ def diagnosis(verdicts: list[Verdict]) -> Diagnosis:
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_fails_its_check_and_is_named(name: str, ep_size: int) -> None:
     fault = FAULTS[name]
-    for tokens, verdicts in simulate(fault, ep_size).items():
+    # Real ranks have the whole ladder; the one fault is of a ladder's longest.
+    ladder = LADDER if name == "ladder_sized" else (1, 8)
+    for tokens, verdicts in simulate(fault, ep_size, ladder).items():
         if fault.unseen(ep_size, tokens):
             assert all(verdict.passed and verdict.evidence is None for verdict in verdicts)
             continue

@@ -34,7 +34,7 @@ SHAPES = {
 EP_SIZES = (2, 4, 8, 16, 64)
 LADDER = (1, 2, 8, 64, 512)
 DRAWS = 2048
-MOST_TOKENS = 1024
+MOST_TOKENS = 512
 
 
 @pytest.fixture(scope="module")
