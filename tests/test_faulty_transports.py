@@ -18,7 +18,7 @@ SMALL, DEEPSEEK = "h512e256k8", "deepseek_v3"
 HIDDEN = {SMALL: 512, DEEPSEEK: 7168}
 CELLS = {
     2: [(SMALL, 1), (SMALL, 8), (SMALL, 512)],
-    4: [(SMALL, 1), (SMALL, 8), (SMALL, 512), (DEEPSEEK, 1), (DEEPSEEK, 8)],
+    4: [(SMALL, 1), (SMALL, 8), (SMALL, 512), (DEEPSEEK, 1)],
     8: [(SMALL, 1), (SMALL, 8), (SMALL, 512)],
 }
 CLOCK_CELL = (SMALL, 8)
