@@ -71,7 +71,7 @@ def test_variables_that_change_behaviour_are_kept_and_others_are_not() -> None:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
     others = {"HOME": "/root", "MASTER_PORT": "4711", "TORCHELASTIC_RUN_ID": "a1", "SLURM_JOB_ID": "5"}
-    labels = {"CUDA_VERSION": "13.0.2", "NCCL_VERSION": "2.28.3-1"}
+    labels = {"CUDA_VERSION": "13.0.2", "NCCL_VERSION": "2.28.3-1", "FLASHINFER_WORKSPACE_BASE": "kept/here"}
     anew = {"NCCL_COMM_ID": "10.0.0.1:4711", "NVSHMEM_BOOTSTRAP_UID_SESSION_ID": "10.0.0.1:4712"}
     secret = {"FLASHINFER_TOKEN": "x", "TRTLLM_API_KEY": "x", "NCCL_PASSWORD": "x"}
     assert variables({**others, **labels, **anew, **secret, **kept}) == kept

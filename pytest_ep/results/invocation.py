@@ -21,7 +21,7 @@ CHANGE_BEHAVIOUR = {
     "DEEP_EP_": "DeepEP",
     "EP_": "DeepEP V2: GIN, whose communicator, checks that are off",
     "FI_": "libfabric under NVSHMEM and the NCCL plugins of EFA",
-    "FLASHINFER_": "where kernels are built, and for which GPUs",
+    "FLASHINFER_": "for which GPUs kernels are built, and how",
     "GLOO_": "the interface of the CPU transport",
     "GPU_MAX_HW_QUEUES": "how many queues of HIP run side by side",
     "HIP_": "which AMD GPUs",
@@ -46,6 +46,8 @@ CHANGE_BEHAVIOUR = {
 
 _LABELS = ("CUDA_VERSION", "NCCL_VERSION")
 """What NVIDIA's images say of themselves: nothing reads it, and another version may be loaded."""
+_WHERE_KERNELS_ARE_KEPT = ("FLASHINFER_WORKSPACE_BASE",)
+"""A folder of one machine: what is built there is the same anywhere."""
 _ANEW_EACH_RUN = ("NCCL_COMM_ID", "NVSHMEM_BOOTSTRAP_UID_SESSION_ID")
 _SECRET = re.compile(r"(^|_)(CREDENTIALS?|KEY|PASSWORD|SECRET|TOKEN)$")
 _RESULT = "--benchmark-json"
@@ -63,12 +65,12 @@ def started(
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what changes behaviour, by name; no labels, no secrets, nothing that each run has anew."""
+    """Return what changes behaviour, by name; no labels, secrets, caches; nothing made anew each run."""
     return {
         name: value
         for name, value in sorted(environ.items())
         if name.startswith(tuple(CHANGE_BEHAVIOUR))
-        and name not in (*_LABELS, *_ANEW_EACH_RUN)
+        and name not in (*_LABELS, *_WHERE_KERNELS_ARE_KEPT, *_ANEW_EACH_RUN)
         and not _SECRET.search(name)
     }
 
