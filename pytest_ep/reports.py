@@ -74,7 +74,8 @@ class Reports:
         if outcome == "failed" and not isinstance(raised, AgreedFailure):
             text = report.longreprtext
             place = fate.leave(str(report.when))
-            fate.say_failed(str(report.when), text)
+            if place == 1:  # as in work done together
+                fate.say_failed(str(report.when), text)
             vote = Vote(outcome, text, place, stop=stop)
         votes, failure = fate.settle(phase, vote)
         if isinstance(raised, AgreedFailure):

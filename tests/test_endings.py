@@ -26,8 +26,8 @@ def test_a_rank_that_dies_ends_the_run_and_loses_no_finished_case(faulty: Faulty
     assert outcome.seconds < 15 + 10
     assert (outcome.timed, outcome.failed()) == ([1, 2], [4])
     assert "rank 1 is gone" in outcome.said
+    assert re.search(r"rank 1 last seen in 'oracle before timing' of .*T00004\]", outcome.said)
     if fault == "prints-and-exits":
-        assert re.search(r"rank 1 last seen in 'oracle before timing' of .*T00004\]", outcome.said)
         assert "rank 1 printed:\n    last words" in outcome.said
     assert outcome.junit_failures == 1
     assert [tokens(one["case"]) for one in outcome.json["pytest_ep"]["not_run"]] == [8, 16]

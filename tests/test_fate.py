@@ -30,6 +30,7 @@ def test_a_failed_case_is_everyones_and_the_next_case_runs_as_if_alone(faulty: F
     assert "rank 1 failed in recording" in outcome.said
     assert "receive: InjectedError: injected" in outcome.said
     assert "pytest_ep: rank 1 failed in recording" in outcome.stderr
+    assert "T00004" not in outcome.stderr, "rank 1 failed there only because rank 0 had"
 
 
 def test_setup_teardown_and_a_lone_skip_are_everyones_too(faulty: FaultyRun) -> None:

@@ -112,20 +112,23 @@ def run(kind: str, ranks: str, size: int, rank_timeout: float) -> Line:
 
 
 def kept(path: Path) -> tuple[list[int], list[str]]:
-    """Return the tokens of timed cases and of failed ones."""
-    if not path.exists():
-        return [], ["no file"]
+    """Return the tokens of timed and of failed cases; where no rank lived to write a file, of the journal."""
+    recovered = [] if path.exists() else ["of the journal"]
+    if recovered:
+        recover = [sys.executable, "-m", "pytest_ep", "recover", f"{path}.jsonl"]
+        if subprocess.run(recover, check=False, stdout=subprocess.DEVNULL).returncode:
+            return [], ["nothing"]
     result = json.loads(path.read_text())
     timed = sorted({row["params"]["tokens"] for row in result["benchmarks"]})
     found = [re.search(r"T(\d{5})", one["case"]) for one in result["pytest_ep"]["failed"]]
-    return timed, [str(int(match[1])) for match in found if match]
+    return timed, [str(int(match[1])) for match in found if match] + recovered
 
 
 def said(output: str) -> str:
     """Return the line that names the cause."""
     lines = [line.strip("E ").strip() for line in output.splitlines()]
     for pattern in (
-        r"rank .* is gone",
+        r"ranks? [\d, ]+ (is|are) gone",
         r"rank \d+ (stopped|gave no sign|leaves|fails)",
         r"the case takes",
         r"rank \d+ failed",

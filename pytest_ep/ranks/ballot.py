@@ -65,6 +65,14 @@ class Ballot:
         self._hosts_store = identity.hosts_store
         self._turn = 0
 
+    def enter(self, step: str) -> None:
+        """Publish that this rank begins ``step``: if it dies there, the watcher looks too late."""
+        self.pulse.steps += 1
+        self.pulse.beat(step)
+        if self._store is not None:
+            status: Any = pickle.dumps(self.pulse.status())
+            self._ask(lambda store: store.set(f"step/{self.rank}", status))
+
     def gather(self, topic: str, value: object) -> list[Any]:
         """Return what each rank said at this turn, by rank. Values are pickled.
 

@@ -66,6 +66,17 @@ class Bulletin:
                 return f"rank {rank} gave no sign of life for {silent:.0f} s"
         return ""
 
+    def seen(self, store: Store | None) -> tuple[Status | None, ...]:
+        """Return each rank's last known status: what it published at its last step, or its later notice."""
+        known = [notice.status if notice else None for notice in self.notices]
+        for rank, status in enumerate(known):
+            key = f"step/{rank}"
+            if store is not None and store.check([key]):
+                step: Status = pickle.loads(store.get(key))
+                if status is None or step.steps > status.steps:
+                    known[rank] = step
+        return tuple(known)
+
     def printed(self, store: Store) -> list[str]:
         """Return the last lines that each rank has published."""
         keys = [f"printed/{rank}" for rank in range(len(self.notices))]

@@ -14,15 +14,20 @@ WAITS = ("torch/distributed/", "torch/cuda/")
 def early_report(ending: Ending) -> str:
     """Name the ranks that are gone or stopped, where each was, its stack and its last lines."""
     lines = [_cause(ending)]
-    for rank, words in enumerate(ending.words):
+    gone_first = sorted(enumerate(ending.words), key=lambda one: one[1] is not None)
+    for rank, words in gone_first:
         status = words.status if words is not None else ending.seen[rank]
         if status is None:
             lines.append(f"rank {rank} was never heard of")
             continue
         where = f" of {status.case}" if status.case else ""
-        last = "last seen" if words is None else "was"
         printed = words.printed if words is not None else ending.printed[rank]
-        lines.append(f"rank {rank} {last} in {status.phase!r}{where}, {status.age:.1f} s after its last step")
+        if words is None:
+            lines.append(f"rank {rank} last seen in {status.phase!r}{where}")
+        else:
+            lines.append(
+                f"rank {rank} was in {status.phase!r}{where}, {status.age:.1f} s after its last step"
+            )
         stack = words.stack if words is not None else ""
         lines += [f"    {line}" for line in stack.splitlines()]
         if printed:

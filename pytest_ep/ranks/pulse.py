@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a rank's main thread last said, as its watcher publishes it.
+    """What a rank's main thread last said, as it is published.
 
     ``age`` is seconds since the last beat, ``case_age`` seconds since the case began without its declared
-    long phases; ``long`` is the seconds that the present phase may take, or 0 for an ordinary one.
+    long phases; ``long`` is the seconds that the present phase may take, or 0 for an ordinary one;
+    ``steps`` counts the steps that it has entered: of two statuses the later one has more.
     """
 
     case: str
@@ -21,6 +22,7 @@ class Status:
     age: float
     case_age: float
     long: float
+    steps: int = 0
 
 
 class Pulse:
@@ -32,6 +34,7 @@ class Pulse:
     def __init__(self) -> None:
         self.case = ""
         self.phase = "starting"
+        self.steps = 0
         self._long = 0.0
         self._beat = time.monotonic()
         self._case_began = self._beat
@@ -65,4 +68,4 @@ class Pulse:
         """What the watcher publishes."""
         now = time.monotonic()
         case_age = 0.0 if self._long or not self.case else now - self._case_began
-        return Status(self.case, self.phase, now - self._beat, case_age, self._long)
+        return Status(self.case, self.phase, now - self._beat, case_age, self._long, self.steps)

@@ -295,7 +295,8 @@ class Watchdog:
         self._bulletin.read(store)
         words = tuple(pickle.loads(store.get(key)) if store.check([key]) else None for key in keys)
         reporter = next(rank for rank, said in enumerate(words) if said is not None)
-        return Ending(cause, words, self._seen(), tuple(self._bulletin.printed(store)), False), reporter
+        seen = self._bulletin.seen(store)
+        return Ending(cause, words, seen, tuple(self._bulletin.printed(store)), False), reporter
 
     def _without_store(self, cause: str, mine: LastWords) -> tuple[Ending, int]:
         words: list[LastWords | None] = [None] * self._identity.size
@@ -305,10 +306,8 @@ class Watchdog:
             time.sleep(SETTLE)
         reporter = self._identity.rank if self._bulletin.is_lowest_here() else -1
         alone = self._identity.size > 1
-        return Ending(cause, tuple(words), self._seen(), ("",) * len(words), alone), reporter
-
-    def _seen(self) -> tuple[Status | None, ...]:
-        return tuple(notice.status if notice else None for notice in self._bulletin.notices)
+        seen = self._bulletin.seen(None)
+        return Ending(cause, tuple(words), seen, ("",) * len(words), alone), reporter
 
     def _say_reported(self) -> None:
         if self._store is not None:

@@ -143,9 +143,12 @@ def _notes(results: list[CaseResult], drift: Mapping[str, Any] | None) -> Iterat
 
 def _probes(probes: list[CaseResult]) -> Iterator[str]:
     right = [result for result in probes if result.outcome == "probed"]
-    for result in probes:
-        if result.outcome == "failed":
-            yield from _wrapped("probe WRONG  ", f"{_place(result)}{result.reason}")
+    failed = [result for result in probes if result.outcome == "failed"]
+    said = Counter(
+        ("WRONG" if result.code else "FAILED", f"{_place(result)}{result.reason}") for result in failed
+    )
+    for (word, reason), count in said.items():
+        yield from _wrapped(f"probe {word}  " if count == 1 else f"{count} probes {word}  ", reason)
     if right:
         says = [result.reason for result in right if result.probe == "accumulator"]
         says = list(dict.fromkeys(says)) or ["the accumulator's was not run"]
