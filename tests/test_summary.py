@@ -143,6 +143,16 @@ def test_a_failure_that_no_check_found_is_failed_and_not_wrong() -> None:
     assert "WRONG" not in text
 
 
+def test_probes_that_say_the_same_share_a_line() -> None:
+    probes = [CaseResult(f"n{n}", cell(0), "failed", reason="not run", probe=f"p{n}") for n in range(3)]
+    wrong = CaseResult("w", cell(0), "failed", reason="a row is lost", code="source_set", probe="slots")
+    lines = summary([*probes, wrong])
+    assert [line for line in lines if "probe" in line] == [
+        "3 probes FAILED  not run",
+        "probe WRONG  a row is lost",
+    ]
+
+
 def test_a_failure_without_a_word_still_has_its_row() -> None:
     assert any("FAILED" in line for line in summary([CaseResult("n", cell(1), "failed")]))
 
