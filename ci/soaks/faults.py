@@ -116,7 +116,7 @@ def kept(path: Path) -> tuple[list[int], list[str]]:
     recovered = [] if path.exists() else ["of the journal"]
     if recovered:
         recover = [sys.executable, "-m", "pytest_ep", "recover", f"{path}.jsonl"]
-        if subprocess.run(recover, check=False, stdout=subprocess.DEVNULL).returncode:
+        if subprocess.run(recover, check=False, capture_output=True).returncode:
             return [], ["nothing"]
     result = json.loads(path.read_text())
     timed = sorted({row["params"]["tokens"] for row in result["benchmarks"]})
@@ -129,14 +129,15 @@ def said(output: str) -> str:
     lines = [line.strip("E ").strip() for line in output.splitlines()]
     for pattern in (
         r"ranks? [\d, ]+ (is|are) gone",
-        r"rank \d+ (stopped|gave no sign|leaves|fails)",
+        r"ranks? [\d, ]+ (stopped|was silent|gave no sign|leaves|fails)",
         r"the case takes",
         r"rank \d+ failed",
         r"ranks (disagree|collected|lost)",
+        r"errors? during collection",
         r"interrupted",
         r"Exit:",
         r"store is gone",
-        r"passed",
+        r"\d passed",
     ):
         for line in lines:
             if re.search(pattern, line):

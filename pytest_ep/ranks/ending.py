@@ -41,14 +41,20 @@ def _cause(ending: Ending) -> str:
         return f"{ending.cause}; without it no rank hears of one on another host"
     gone = [rank for rank, words in enumerate(ending.words) if words is None]
     if gone:
-        who = f"rank {gone[0]} is" if len(gone) == 1 else f"ranks {', '.join(map(str, gone))} are"
-        return f"{who} gone (killed, crashed, exited, or stuck holding the interpreter): {ending.cause}"
+        are = "is" if len(gone) == 1 else "are"
+        lost = "gone (killed, crashed, exited, or stuck holding the interpreter)"
+        return f"{_named(gone)} {are} {lost}: {ending.cause}"
     silent = {rank: words for rank, words in enumerate(ending.words) if words and _is_silent(words)}
     stopped = [rank for rank, words in silent.items() if not _waits(words)]
     if stopped and len(stopped) < len(ending.words):
-        words = silent[stopped[0]]
-        return f"rank {stopped[0]} stopped in {words.status.phase!r}, others wait for it: {ending.cause}"
+        phase = silent[stopped[0]].status.phase
+        them = "it" if len(stopped) == 1 else "them"
+        return f"{_named(stopped)} stopped in {phase!r}, others wait for {them}: {ending.cause}"
     return ending.cause
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _is_silent(words: LastWords) -> bool:
