@@ -24,17 +24,21 @@ from pytest_ep.matrix.cells import PROBE_TOKENS
 from pytest_ep.matrix.cells import Cell
 from pytest_ep.matrix.routing import UNIFORM
 from pytest_ep.run import PLANNED
+from pytest_ep.run import Coordinates
 from pytest_ep.run import Run
 from pytest_ep.run import announce
 from pytest_ep.run import is_xdist_worker
 from pytest_ep.suite import EPSuite
 from pytest_ep.suite import backend_class
 from pytest_ep.suite import backend_name
+from pytest_ep.suite import check_suite
 
 if TYPE_CHECKING:
+    from pytest_ep.backends.base import EPBackend
     from pytest_ep.matrix.plan import Planned
 
 ARGUMENTS = ("backend", "sku", "ep_size", "mode", "precision", "model", "routing", "tokens")
+NO_CASE_ID = "no-case"
 XDIST_ID = "not-under-xdist"
 XDIST_REFUSED = (
     "EP cases are not distributed by -n or --dist: their ranks are processes already; use --ep-nproc N"
@@ -52,23 +56,26 @@ def generate(metafunc: pytest.Metafunc, run: Run) -> None:
     except pytest.UsageError as error:
         # Raised again once all is collected: here pytest would make a collection error of it.
         run.usage_error = run.usage_error or error
-        metafunc.parametrize(_arguments(metafunc), [])
+        _stand_in(metafunc, NO_CASE_ID)
 
 
 def _generate(metafunc: pytest.Metafunc, suite: type[EPSuite], run: Run) -> None:
     if is_xdist_worker(metafunc.config):  # the controller refuses once it hears of this id
-        names = _arguments(metafunc)
-        metafunc.parametrize(names, [(None,) * len(names)], ids=[XDIST_ID])
+        _stand_in(metafunc, XDIST_ID)
         return
     if metafunc.config.getoption("dist", "no") != "no":
         raise pytest.UsageError(XDIST_REFUSED)
     from pytest_ep.matrix.plan import plan
     from pytest_ep.results.record import parameters
 
-    name = backend_name(suite)
+    if not metafunc.config.pluginmanager.has_plugin("benchmark"):
+        raise pytest.UsageError("EP cases record through pytest-benchmark: drop -p no:benchmark")
+    check_suite(suite)
+    backend, name = backend_class(suite), backend_name(suite)
+    _one_class(suite, name, run.backends.setdefault(name, backend), backend)
     cells = plan(
         name,
-        backend_class(suite),
+        backend,
         run.options.selection,
         run.machine,
         run.platforms,
@@ -78,12 +85,54 @@ def _generate(metafunc: pytest.Metafunc, suite: type[EPSuite], run: Run) -> None
     items: dict[str, tuple[Planned, tuple[str, ...]]] = {one.cell.id: (one, ()) for one in cells}
     if "probe" in metafunc.fixturenames:
         items = dict(_probes(cells))
-    run.planned.update({(name, one): planned for one, (planned, _) in items.items()})
-    values = []
+    values: dict[Coordinates, Planned] = {}
     for planned, extra in items.values():
         coordinates = parameters(planned.cell)
-        values.append((*(coordinates[name] for name in ARGUMENTS), *extra))
-    metafunc.parametrize(_arguments(metafunc), values, ids=list(items))
+        key = (*(coordinates[argument] for argument in ARGUMENTS), *extra)
+        values[key] = planned
+    run.planned.update(values)
+    if values:
+        metafunc.parametrize(_arguments(metafunc), list(values), ids=list(items))
+    else:
+        _stand_in(metafunc, NO_CASE_ID)
+
+
+def _stand_in(metafunc: pytest.Metafunc, name: str) -> None:
+    """Make one item that is no case: of an empty set pytest makes one, too, or an error, as its ini says."""
+    names = _arguments(metafunc)
+    metafunc.parametrize(names, [(None,) * len(names)], ids=[name])
+
+
+def _one_class(
+    suite: type[EPSuite], name: str, known: type[EPBackend] | None, found: type[EPBackend] | None
+) -> None:
+    """Refuse a second class of a backend's name: results are known by the name, and would be of either."""
+    if known is not found:
+        both = f"{_place(found)} and {_place(known)}"
+        raise pytest.UsageError(
+            f"{suite.__module__}.{suite.__qualname__}: {both} are both named {name!r}: "
+            "give each a name of its own"
+        )
+
+
+def _place(backend: type[EPBackend] | None) -> str:
+    return "nothing" if backend is None else f"{backend.__module__}.{backend.__qualname__}"
+
+
+def _is_no_case(node: object) -> bool:
+    return _is_ours(node) and _coordinates(node)[0] is None
+
+
+def _is_ours(node: object) -> bool:
+    suite = getattr(node, "cls", None)
+    ours = isinstance(suite, type) and issubclass(suite, EPSuite)
+    return ours and "backend" in getattr(getattr(node, "callspec", None), "params", {})
+
+
+def _coordinates(item: object) -> Coordinates:
+    """The parameters that ``_generate`` gave, whatever others the item has."""
+    params = item.callspec.params  # type: ignore[attr-defined]
+    return tuple(params[name] for name in (*ARGUMENTS, "probe") if name in params)
 
 
 def _arguments(metafunc: pytest.Metafunc) -> tuple[str, ...]:
@@ -103,22 +152,12 @@ def mark(items: list[pytest.Item], run: Run) -> None:
     """Tie each item to its cell: keywords, the still clock, and the skip of a cell that cannot run."""
     from pytest_ep.results.record import CLOCK
 
-    for item in list(items):
-        params = getattr(getattr(item, "callspec", None), "params", {})
-        name = params.get("backend")
-        suite = getattr(item, "cls", None)
-        if name is None or not (isinstance(suite, type) and issubclass(suite, EPSuite)):
-            continue
-        planned = run.planned.get((name, item.callspec.id))  # type: ignore[attr-defined]
-        if planned is None:  # what pytest makes of a suite without a probe to run
-            items.remove(item)
-            continue
-        item.stash[PLANNED] = planned
-        item.extra_keyword_matches.add(name)
+    for item in filter(_is_ours, items):
+        item.stash[PLANNED] = planned = run.planned[_coordinates(item)]
+        item.extra_keyword_matches.add(planned.cell.key.backend)
         item.add_marker(pytest.mark.benchmark(timer=CLOCK))
         if planned.skip is not None:
-            link = f" ({planned.skip.link})" if planned.skip.link else ""
-            item.add_marker(pytest.mark.skip(reason=f"{planned.skip.code}: {planned.skip.reason}{link}"))
+            item.add_marker(pytest.mark.skip(reason=f"{planned.skip.code}: {planned.skip.told}"))
 
 
 def by_key(items: list[pytest.Item]) -> None:
@@ -155,6 +194,14 @@ class Agreement:
         self._run = run
         self._begin = begin
         self._errors: list[str] = []
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self) -> Any:
+        """Leave out what is no case, before pytest counts it."""
+        report: pytest.CollectReport = yield
+        if self._run.active and report.result and not is_xdist_worker(self._run.config):
+            report.result = [node for node in report.result if not _is_no_case(node)]
+        return report
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> object:

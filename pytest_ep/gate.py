@@ -54,7 +54,7 @@ def judge(run: Run) -> pytest.ExitCode:
     """Return the exit code of a run in which pytest saw nothing fail."""
     if run.active and any(result.outcome == "failed" for result in run.ledger):
         return pytest.ExitCode.TESTS_FAILED  # what ran it again hid it
-    if run.active and not (run.executed or run.resumed or run.options.allow_skips):
+    if _nothing_ran(run):
         return pytest.ExitCode.NO_TESTS_COLLECTED
     return pytest.ExitCode.TESTS_FAILED if unmet(run) else pytest.ExitCode.OK
 
@@ -62,9 +62,15 @@ def judge(run: Run) -> pytest.ExitCode:
 def complaints(run: Run) -> list[str]:
     """Say why a run without a failure is no pass."""
     lines = [f"--ep-require {text!r}: no such case was executed and passed" for text in unmet(run)]
-    if run.active and not (run.executed or run.resumed or run.options.allow_skips):
+    if _nothing_ran(run):
         lines.append(NOTHING_EXECUTED)
     return lines
+
+
+def _nothing_ran(run: Run) -> bool:
+    """Whether no case was executed, nor failed before it could be."""
+    failed = any(result.outcome == "failed" for result in run.ledger)
+    return run.active and not (failed or run.executed or run.resumed or run.options.allow_skips)
 
 
 def reruns(config: pytest.Config, items: Iterable[pytest.Item]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pytest_ep.matrix.cells import Skip
 from pytest_ep.ranks.fate import AgreedFailure
 from pytest_ep.ranks.fate import AgreedSkip
 from pytest_ep.ranks.fate import Failure
@@ -126,10 +127,7 @@ class Reports:
             self._rows.pop(item.nodeid, None)
             run.ledger.add(_failed(item, planned.cell, failure))
         elif report.skipped:
-            skip = planned.skip
-            code, reason = (skip.code, skip.reason) if skip else ("skipped", report.longreprtext)
-            if call.excinfo is not None and isinstance(call.excinfo.value, AgreedSkip):
-                code, reason = call.excinfo.value.code, call.excinfo.value.reason
+            code, reason = _why_skipped(planned.skip, call, report)
             run.ledger.add(CaseResult(item.nodeid, planned.cell, "skipped", reason, code))
         else:
             result = run.ledger.of(item.nodeid)
@@ -138,6 +136,20 @@ class Reports:
                 self._rows[item.nodeid] = recorder.rows() if recorder else []
                 rows = {component: row["p50_us"] for component, row in result.rows.items()}
                 report.user_properties += [(f"{component}_us", value) for component, value in rows.items()]
+
+
+def _why_skipped(
+    skip: Skip | None, call: pytest.CallInfo[None], report: pytest.TestReport
+) -> tuple[str, str]:
+    """The matrix's reason, the transport's, or a test's own."""
+    raised = call.excinfo.value if call.excinfo is not None else None
+    if isinstance(raised, AgreedSkip):
+        return raised.code, raised.reason
+    if skip is not None:
+        return skip.code, skip.told
+    # pytest keeps where the skip was raised beside its reason
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+    return "skipped", text.removeprefix("Skipped: ")
 
 
 def _recorder(item: pytest.Item) -> Recorder | None:

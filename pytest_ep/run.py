@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
+    from pytest_ep.backends.base import EPBackend
     from pytest_ep.matrix.cells import Cell
     from pytest_ep.matrix.machine import Machine
     from pytest_ep.matrix.plan import Planned
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from pytest_ep.ranks.pulse import Pulse
     from pytest_ep.results.journal import Journal
     from pytest_ep.results.record import Ledger
+
+Coordinates = tuple[object, ...]
+"""An item's parameters, as many as tell its cell from others of the run."""
 
 PLANNED: pytest.StashKey[Planned] = pytest.StashKey()
 """On an item: the cell that it tests. Items without it are not ours."""
@@ -53,7 +57,8 @@ class Run:
         self.stderr = os.dup(2)  # pytest is not capturing yet
         self.usage_error: pytest.UsageError | None = None
         self.versions: dict[str, Mapping[str, str]] = {}
-        self.planned: dict[tuple[str, str], Planned] = {}
+        self.planned: dict[Coordinates, Planned] = {}
+        self.backends: dict[str, type[EPBackend] | None] = {}
         self.reporter = identity.rank == 0
         self.executed = 0
         self.recorded = 0
@@ -197,9 +202,11 @@ class Run:
 
     @property
     def trace_cache(self) -> Path | None:
-        """Where routing traces are kept between runs: pytest's own cache folder, where it has one."""
+        """Where routing traces are kept between runs: pytest's own cache, where it has one and can write."""
         cache = getattr(self.config, "cache", None)
-        return None if cache is None else Path(cache.mkdir("pytest_ep"))
+        with contextlib.suppress(OSError):  # a file system that is read-only or full
+            return None if cache is None else Path(cache.mkdir("pytest_ep"))
+        return None
 
     def close(self) -> None:
         """Leave the others. On all ranks together."""

@@ -188,9 +188,11 @@ class EPSession:
 
     @pytest.hookimpl(optionalhook=True, wrapper=True)
     def pytest_benchmark_group_stats(self, config: pytest.Config) -> Any:
-        """Keep our rows out of pytest-benchmark's own tables, unless it was asked to compare."""
+        """Keep our rows out of pytest-benchmark's own tables, unless something of them was asked for."""
         groups = yield
-        if config.getoption("benchmark_compare", None):
+        if any(
+            config.getoption(f"benchmark_{wish}", None) for wish in ("compare", "compare_fail", "histogram")
+        ):
             return groups
         return [
             (name, rows)

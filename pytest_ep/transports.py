@@ -31,6 +31,8 @@ from pytest_ep.workload.routes import Routes
 from pytest_ep.workload.routing import Trace
 
 ROUTINGS = 8
+ROUTING_LIMIT = 1800.0
+"""Seconds that a rank may take for the routing of a key: EP64 with T = 8192 takes one core a minute, once."""
 SEED = 67
 """Part of the workload's identity: published copy counts hold for it."""
 
@@ -139,7 +141,9 @@ class Transports:
             except BackendUnavailable as refusal:
                 raise Unavailable(refusal.code, refusal.reason) from None
 
-        run.fate.together("process groups", run.ranks.barrier)
+        # Where a rank has left, the others hear of it here: who builds groups waits in a library.
+        run.fate.together("before the process groups", lambda: None)
+        run.fate.together("process groups", self._build_groups)
         routing = self._routing(largest, self._routings(backend.modes[key.mode]))
         try:
             run.fate.together("construction", construct)
@@ -163,6 +167,9 @@ class Transports:
             self._routings(backend.modes[key.mode]),
         )
 
+    def _build_groups(self) -> None:
+        self._run.ranks.barrier()
+
     def _give_up(self, key: Key, ended: AgreedSkip | AgreedFailure, made: Iterable[EPBackend]) -> None:
         for one in made:
             with contextlib.suppress(Exception):
@@ -183,14 +190,16 @@ class Transports:
         found: list[Routes] = []
 
         def load() -> str:
-            loaded = routes.load_routes(
-                run.options.selection.routing,
-                largest.shape,
-                SEED,
-                tokens,
-                run.trace_cache,
-                write=run.identity.rank == 0,
-            )
+            # Choices that must be distinct take long where top_k is near the number of experts.
+            with run.pulse.long_phase("routing", ROUTING_LIMIT):
+                loaded = routes.load_routes(
+                    run.options.selection.routing,
+                    largest.shape,
+                    SEED,
+                    tokens,
+                    run.trace_cache,
+                    write=run.identity.rank == 0,
+                )
             found.append(loaded)
             return loaded.digest(largest.tokens_by_rank)
 

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from pytest_ep.matrix.cells import PROBE_NAMES
+from pytest_ep.matrix.cells import Cell
+from pytest_ep.matrix.cells import Key
+from pytest_ep.matrix.routing import UNIFORM
+from pytest_ep.matrix.shapes import Shape
 from pytest_ep.ranks.ballot import AgreedExit
+from pytest_ep.ranks.ballot import Ballot
+from pytest_ep.ranks.fate import Fate
+from pytest_ep.ranks.identity import Identity
+from pytest_ep.ranks.pulse import Pulse
+from pytest_ep.transports import ROUTING_LIMIT
+from pytest_ep.transports import Transports
 from pytest_ep.transports import stop_on_different_routing
+from pytest_ep.workload import routes
+from pytest_ep.workload.routes import Routes
+from pytest_ep.workload.routes import load_routes
 from tests.faults.launch import EVERY_T
 from tests.faults.launch import MODULE
 from tests.faults.launch import ROOT
@@ -60,6 +74,7 @@ def test_a_construction_that_fails_on_one_rank_ends_the_key_at_once(faulty: Faul
     assert outcome.code == 1
     assert outcome.failed() == EVERY_T
     assert "rank 1 failed in construction" in outcome.said
+    assert "no case was executed" not in outcome.said, "the exit code is not that one's"
     assert re.search(r"not run: no transport since .*T00001\]", outcome.said)
 
 
@@ -130,16 +145,19 @@ def test_ctrl_c_and_pytest_exit_on_one_rank_stop_all_after_the_same_case(
     }
 
 
+@pytest.mark.parametrize("hook", ["pytest_collection_modifyitems", "pytest_runtestloop"])
 def test_a_hook_that_fails_on_one_rank_stops_all_with_its_text(
-    faulty: FaultyRun, pytester: pytest.Pytester
+    faulty: FaultyRun, pytester: pytest.Pytester, hook: str
 ) -> None:
     pytester.makeconftest(
-        """
-        import os
+        f"""
+        import os, pytest
 
-        def pytest_collection_modifyitems():
+        @pytest.hookimpl(wrapper=True)
+        def {hook}():
             if os.environ["RANK"] == "1":
                 raise RuntimeError("only here")
+            return (yield)
         """
     )
 
@@ -162,6 +180,29 @@ def test_ranks_whose_hosts_differ_stop_before_the_first_case(
     assert outcome.code == 1
     assert re.search(r"rank 1 on \S+ and rank 0 on \S+ differ: Python 3\.0 against 3\.", outcome.stderr)
     assert outcome.json == {}
+
+
+def test_routing_that_takes_long_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    ballot = Ballot(Identity(), None, Pulse())
+    selection = SimpleNamespace(routing=UNIFORM)
+    run = SimpleNamespace(
+        fate=Fate(ballot, print),
+        pulse=ballot.pulse,
+        identity=Identity(),
+        options=SimpleNamespace(selection=selection),
+        trace_cache=None,
+    )
+    limits = []
+
+    def load(*args: object, **options: object) -> Routes:
+        limits.append(ballot.pulse.status().long)
+        return load_routes(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(routes, "load_routes", load)
+    cell = Cell(Key("b", "cpu", 1, "normal", "bf16", "m"), Shape("m", 64, 16, 4), UNIFORM.name, 8)
+    assert Transports(run)._routing(cell, 1).tokens == 8  # type: ignore[arg-type]
+    assert limits == [ROUTING_LIMIT]
+    assert ballot.pulse.status().long == 0
 
 
 def test_different_routing_stops_every_rank() -> None:

@@ -38,7 +38,7 @@ def agree(ranks: Ranks, step: str, work: Callable[[], Any], *, collective: bool 
     In a ``collective`` step a rank that fails first frees the others from the process groups, so what
     they say after it is its doing, and it alone is heard; elsewhere a fault is heard before any refusal.
     """
-    ranks.pulse.beat(step)
+    ranks.ballot.enter(step)
     vote = _attempt(work)
     if collective and not vote.passed:
         vote = replace(vote, place=ranks.ballot.place(step))

@@ -34,6 +34,11 @@ class Skip:
     reason: str
     link: str = ""
 
+    @property
+    def told(self) -> str:
+        """The reason with its source."""
+        return f"{self.reason} ({self.link})" if self.link else self.reason
+
 
 @dataclass(frozen=True, slots=True)
 class Key:

@@ -44,8 +44,10 @@ def prepare(config: pytest.Config) -> str:
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        beside.open("x").close()
+        beside.unlink()
     except OSError as error:
-        return f"--benchmark-json={path}: cannot make its folder: {error.strerror}"
+        return f"--benchmark-json={path}: cannot write there: {error.strerror}"
     return ""
 
 

@@ -1,0 +1,5 @@
+from pytest_ep import EPSuite
+
+
+class TestFlashinferTwoSided(EPSuite):
+    backend = "flashinfer_two_sided"
