@@ -20,6 +20,7 @@ from pytest_ep.oracle.checks import Verdict
 from pytest_ep.oracle.diagnosis.report import diagnose
 from pytest_ep.ranks.fate import AgreedFailure
 from pytest_ep.ranks.fate import Failure
+from pytest_ep.results.record import DRIFT
 from pytest_ep.results.record import JSON
 from pytest_ep.results.record import CaseResult
 from pytest_ep.results.record import Recorder
@@ -81,8 +82,13 @@ class Case:
         first = drift.first_rung(self._run, self._nodeid)
         if first is not None:
             timing = Timing(self._run, self._live, first.cell, self._agree)
-            again = timing.again(self._problem(first.cell))
-            self._run.ledger.drift[first.cell.key] = drift.entry(first, again)
+            try:
+                again = timing.again(self._problem(first.cell))
+            except AgreedFailure as failed:  # not this case's, which is finished, but the run's
+                name = f"{first.nodeid} again, after the last"
+                self._run.ledger.add(CaseResult.failed(name, first.cell, failed.failure, DRIFT))
+            else:
+                self._run.ledger.drift[first.cell.key] = drift.entry(first, again)
 
     def _finish(self, result: CaseResult) -> None:
         versions = self._live.backend.versions

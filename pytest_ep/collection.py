@@ -177,6 +177,7 @@ class Collected:
     """What a rank says once it has collected: of its items, of what kept it from more, and of its host."""
 
     digest: str
+    failing: list[str]
     errors: str
     refusal: str
     facts: dict[str, str]
@@ -193,7 +194,7 @@ class Agreement:
     def __init__(self, run: Run, begin: Callable[[Run], None]) -> None:
         self._run = run
         self._begin = begin
-        self._errors: list[str] = []
+        self._errors: dict[str, str] = {}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self) -> Any:
@@ -209,7 +210,7 @@ class Agreement:
         run = self._run
         if not run.active:
             if self._errors:
-                announce(run.identity, "failed to collect", "\n".join(self._errors))
+                announce(run.identity, "failed to collect", "\n".join(self._errors.values()))
             if run.held is not None:
                 run.held.release()
             return (yield)
@@ -241,7 +242,7 @@ class Agreement:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep what failed to be collected here: the other ranks need its text."""
         if report.failed:
-            self._errors.append(f"{report.nodeid}: {report.longreprtext.strip()}")
+            self._errors[report.nodeid] = f"{report.nodeid}: {report.longreprtext.strip()}"
 
     def _finished(self, items: list[pytest.Item]) -> dict[str, dict[str, Any]]:
         """Return what --ep-resume takes over, by node id: only rank 0 reads the file."""
@@ -268,23 +269,29 @@ class Agreement:
         run, mine = self._run, sorted(item.nodeid for item in items)
         collected = Collected(
             sha256("\n".join(mine).encode()).hexdigest(),
-            "\n".join(self._errors),
+            list(self._errors),
+            "\n".join(self._errors.values()),
             run.refusal,
             run.host_facts,
             platform.node(),
             run.identity.local_size,
         )
         votes = self._alike(run.fate.ballot.gather("collection", asdict(collected)))
-        failing = [rank for rank, vote in enumerate(votes) if vote.errors]
-        if 0 < len(failing) < len(votes):
-            rank = failing[0]
-            self._stop(f"rank {rank} failed to collect what others did:\n{votes[rank].errors}")
-        if failing:
-            return  # everywhere: pytest itself reports it and stops
+        # What fails everywhere pytest itself reports.
+        for rank, vote in enumerate(votes):
+            for other in votes:
+                if set(vote.failing) - set(other.failing):
+                    self._stop(f"rank {rank} failed to collect what others did:\n{vote.errors}")
         if len({vote.digest for vote in votes}) > 1:
-            every: list[list[str]] = run.fate.ballot.gather("collected ids", mine)
-            rank = next(rank for rank, ids in enumerate(every) if ids != every[0])
-            self._stop(_difference(rank, every[0], every[rank]))
+            self._compare_ids(run.fate.ballot.gather("collected ids", mine))
+
+    def _compare_ids(self, every: list[list[str]]) -> None:
+        """Refuse ranks that lack what rank 0 has, or have more where not --lf chose files by its cache."""
+        by_cache = self._run.config.getoption("lf", False)
+        for rank, ids in enumerate(every):
+            if ids != every[0] and not (by_cache and set(every[0]) <= set(ids)):
+                hint = "; or drop --lf, as their caches differ" if by_cache else ""
+                self._stop(_difference(rank, every[0], ids) + hint)
 
     def _alike(self, said: list[dict[str, Any]]) -> list[Collected]:
         """Refuse hosts that differ, and an order of ranks in which a host's are not together."""

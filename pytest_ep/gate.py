@@ -60,8 +60,11 @@ def judge(run: Run) -> pytest.ExitCode:
 
 
 def complaints(run: Run) -> list[str]:
-    """Say why a run without a failure is no pass."""
-    lines = [f"--ep-require {text!r}: no such case was executed and passed" for text in unmet(run)]
+    """Say why a run in which no test failed is no pass."""
+    from pytest_ep.results.record import ASIDE
+
+    lines = [result.reason for result in run.ledger if result.outcome == "failed" and result.probe in ASIDE]
+    lines += [f"--ep-require {text!r}: no such case was executed and passed" for text in unmet(run)]
     if _nothing_ran(run):
         lines.append(NOTHING_EXECUTED)
     return lines

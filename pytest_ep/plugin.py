@@ -68,36 +68,18 @@ def pytest_configure(config: pytest.Config) -> None:
         run = Run(config, Identity())
         run.usage_error = pytest.UsageError(str(error))
     config.stash[RUN] = run
-    config.pluginmanager.register(LastRegistered(run), "ep-last-registered")
     if config.getoption("ep_require"):
         from pytest_ep.gate import WithoutCases
 
         config.pluginmanager.register(WithoutCases(run), "ep-gate")
     if run.identity.rank:
         from pytest_ep.ranks.output import HeldOutput
-        from pytest_ep.ranks.output import HoldBegins
-        from pytest_ep.ranks.output import HoldEnds
 
-        run.held = HeldOutput(sys.stdout)
-        config.pluginmanager.register(HoldEnds(), "ep-hold-ends")
-        HoldBegins(run.held).pytest_configure()
+        # The terminal reporter takes what it finds as stdout.
+        sys.stdout = run.held = HeldOutput(sys.stdout)
     named = ("ep_sku", "ep_size", "ep_platforms", "ep_routing", "ep_token_skew")
     if any(config.getoption(name) for name in named):
         _ = run.options  # wrong here is wrong although no EP case may be collected
-
-
-class LastRegistered:
-    """Registers what must come after every other plugin."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_configure(self, config: pytest.Config) -> None:
-        """Register the agreement on the collected items."""
-        from pytest_ep.collection import Agreement
-
-        config.pluginmanager.register(Agreement(self._run, _begin), "ep-agreement")
 
 
 def _begin(run: Run) -> None:
@@ -130,11 +112,15 @@ def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
         raise pytest.UsageError(XDIST_REFUSED)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Keep the session: a report written early needs it."""
+    """Register the agreement on the items after all plugins, of which pytest's cache selects, too."""
+    from pytest_ep.collection import Agreement
     from pytest_ep.run import RUN
 
-    session.config.stash[RUN].session = session
+    run = session.config.stash[RUN]
+    run.session = session  # a report written early needs it
+    session.config.pluginmanager.register(Agreement(run, _begin), "ep-agreement")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -35,11 +36,17 @@ class Reports:
         """Say which item this rank is at."""
         self.current, self._next = item, nextitem
         self._case_began = time.monotonic()
-        self._run.pulse.begin_case(item.nodeid)
+        ballot = self._run.fate.ballot
+        ballot.begin_case(item.nodeid)
+        # A test that is no case gives no sign of life.
+        ours = PLANNED in item.stash
+        limit = self._run.options.case_timeout
         try:
-            return (yield)
+            with contextlib.nullcontext() if ours else ballot.pulse.long_phase("a test", limit):
+                return (yield)
         finally:
-            self._run.pulse.begin_case("")
+            ballot.begin_case("")
+            self.current = None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
@@ -50,7 +57,8 @@ class Reports:
             report.outcome = "failed"
             if hasattr(report, "wasxfail"):
                 del report.wasxfail
-            if call.excinfo is None or not call.excinfo.errisinstance(AgreedFailure):
+            raised = call.excinfo.value if call.excinfo is not None else None
+            if not (isinstance(raised, AgreedFailure) and raised.failure is failure):
                 report.longrepr = "\n".join(filter(None, (failure.reason, failure.diagnosis)))
         self._note(item, call, report, failure)
         if report.when == "teardown":
@@ -79,8 +87,8 @@ class Reports:
                 fate.say_failed(str(report.when), text)
             vote = Vote(outcome, text, place, stop=stop)
         votes, failure = fate.settle(phase, vote)
-        if isinstance(raised, AgreedFailure):
-            failure = raised.failure
+        if isinstance(raised, AgreedFailure) and not any(one.place for one in votes):
+            failure = raised.failure if outcome == "failed" else None  # None of an expected failure
         stop = next((vote.stop for vote in votes if vote.stop), "")
         if stop and report.when == "teardown":
             item.session.shouldstop = self._run.ledger.stopped_by = stop
@@ -109,6 +117,12 @@ class Reports:
         else:
             run.journal.add(result, self._rows.pop(item.nodeid, []))
 
+    def discard(self, item: pytest.Item) -> None:
+        """Leave no row of a case that has not passed."""
+        if recorder := _recorder(item):
+            recorder.discard()
+        self._rows.pop(item.nodeid, None)
+
     def _note(
         self,
         item: pytest.Item,
@@ -122,11 +136,11 @@ class Reports:
         if report.when == "call" and not report.skipped:
             run.executed += 1
         if failure is not None:
-            if recorder := _recorder(item):
-                recorder.discard()
-            self._rows.pop(item.nodeid, None)
-            run.ledger.add(_failed(item, planned.cell, failure))
+            self.discard(item)
+            probe = item.callspec.params.get("probe", "")  # type: ignore[attr-defined]
+            run.ledger.add(CaseResult.failed(item.nodeid, planned.cell, failure, probe))
         elif report.skipped:
+            self.discard(item)
             code, reason = _why_skipped(planned.skip, call, report)
             run.ledger.add(CaseResult(item.nodeid, planned.cell, "skipped", reason, code))
         else:
@@ -143,6 +157,9 @@ def _why_skipped(
 ) -> tuple[str, str]:
     """The matrix's reason, the transport's, or a test's own."""
     raised = call.excinfo.value if call.excinfo is not None else None
+    if hasattr(report, "wasxfail"):
+        said = raised.failure.reason if isinstance(raised, AgreedFailure) else str(raised)
+        return "xfail", ": ".join(filter(None, (report.wasxfail, said)))
     if isinstance(raised, AgreedSkip):
         return raised.code, raised.reason
     if skip is not None:
@@ -155,21 +172,3 @@ def _why_skipped(
 def _recorder(item: pytest.Item) -> Recorder | None:
     recorder = getattr(item, "funcargs", {}).get("ep_recorder")
     return recorder if isinstance(recorder, Recorder) else None
-
-
-def _failed(item: pytest.Item, cell: Any, failure: Failure) -> CaseResult:
-    return CaseResult(
-        item.nodeid,
-        cell,
-        "failed",
-        failure.reason,
-        failure.code,
-        failure.diagnosis,
-        failure.rank,
-        failure.token,
-        failure.column,
-        failure.error,
-        failure.bit_exact,
-        failure.evidence,
-        probe=getattr(item, "callspec").params.get("probe", ""),  # noqa: B009 - only functions have one
-    )

@@ -152,6 +152,11 @@ class Run:
             self.fate.abandon = self._ranks.abandon
         return self._ranks
 
+    @property
+    def grouped(self) -> bool:
+        """Whether process groups have been built."""
+        return self._ranks is not None
+
     def free(self) -> None:
         """Let the main thread out of a device collective. From the watchdog's thread."""
         if self._ranks is not None:

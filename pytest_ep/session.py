@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import threading
 import time
+from collections.abc import Generator
 from collections.abc import MutableMapping
 from functools import cached_property
 from pathlib import Path
@@ -39,8 +41,12 @@ if TYPE_CHECKING:
 
 DESCRIBING = 120.0
 """Seconds that rank 0 may take to ask the machine and its libraries what they are."""
-FAREWELL = 20.0
-"""Seconds that the other ranks give the reporter to write its files and summary."""
+WRITING = 600.0
+"""Seconds that the reporter may take for its files and summary; the other ranks watch that it lives."""
+LAST_WRITING = 4.0
+"""Seconds that are left for it once the run is told to end."""
+DEBUGGING = 1e6
+"""Seconds without a limit: a person is at a prompt."""
 
 
 def begin(run: Run) -> None:
@@ -86,7 +92,11 @@ class EPSession:
         self._reports = reports
         # Now: transports set variables of their own.
         self._started = invocation.started(run.config.invocation_params.args, run.identity, os.environ)
+        self._finishing = threading.Event()
+        self._finished = threading.Event()
         limits = Limits(rank=run.options.rank_timeout, case=run.options.case_timeout)
+        if run.config.option.usepdb or run.config.option.trace:
+            limits = Limits(rank=DEBUGGING, case=DEBUGGING)
         self.watchdog = Watchdog(
             run.identity,
             run.fate_store,
@@ -129,16 +139,26 @@ class EPSession:
                 self._write_without_rows()
         return result
 
+    def pytest_runtest_logstart(self) -> None:
+        """Hear signals in every test, whatever the one before has done to them."""
+        self.watchdog.listen()
+
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
         """Let the reporter finish first: torchrun ends every rank as soon as one has failed."""
+        self._finished.set()
         leave = self.watchdog.stop
-        self._run.fate.ballot.follow("goodbye", leads=self._run.reporter, limit=FAREWELL, leave=leave)
+        self._run.fate.ballot.follow("goodbye", leads=self._run.reporter, limit=WRITING, leave=leave)
         leave()
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> object:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Any:
         """Decide the exit code and write what pytest-benchmark does not."""
+        self._finishing.set()
+        with self._run.pulse.long_phase("writing the results", WRITING):
+            return (yield from self._finish(session))
+
+    def _finish(self, session: pytest.Session) -> Generator[None, object, object]:
         run = self._run
         if not run.config.option.collectonly and session.exitstatus in (
             pytest.ExitCode.OK,
@@ -255,6 +275,10 @@ class EPSession:
     def _end_early(self, ending: Ending) -> None:
         """Write report, JUnit and results from what this rank knows. In the watchdog's thread."""
         run = self._run
+        if self._finishing.is_set() and run.reporter:  # the main thread is at it, and no case is to come
+            if not self._finished.wait(LAST_WRITING):
+                run.say(f"{ending.cause} while results were written: what they lack is in the journal")
+            return
         run.reporter = True
         if run.held is not None:
             run.held.release()
@@ -277,6 +301,7 @@ class EPSession:
                 item.nodeid, item.location, dict.fromkeys(item.keywords, 1), "failed", text, "call"
             )
             if planned := item.stash.get(PLANNED, None):
+                self._reports.discard(item)
                 reason = text.splitlines()[0]
                 run.ledger.add(CaseResult(item.nodeid, planned.cell, "failed", reason, diagnosis=text))
             config.hook.pytest_runtest_logreport(report=report)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from pytest_ep.alike import difference
 from pytest_ep.backends.base import BackendUnavailable
 from pytest_ep.backends.base import EPBackend
 from pytest_ep.backends.base import ModeFacts
+from pytest_ep.matrix.cells import PROBE_TOKENS
 from pytest_ep.matrix.cells import Cell
 from pytest_ep.matrix.cells import Key
 from pytest_ep.oracle import reduction as models
@@ -24,6 +26,8 @@ from pytest_ep.ranks.fate import AgreedFailure
 from pytest_ep.ranks.fate import AgreedSkip
 from pytest_ep.ranks.fate import Failure
 from pytest_ep.ranks.fate import Unavailable
+from pytest_ep.results.record import CLOSING
+from pytest_ep.results.record import CaseResult
 from pytest_ep.run import PLANNED
 from pytest_ep.run import Run
 from pytest_ep.workload import routes
@@ -80,8 +84,11 @@ class Transports:
         """
         key = cell.key
         self._recover()
-        if self._live is not None and self._live.key != key:
+        if self._live is None or self._live.key != key:
+            # Before any library waits for the others: a rank that has left its case is heard of here alone.
+            self._run.fate.together("transport", lambda: None)
             self.close()
+            self._recover()
         if key in self._refused:
             raise AgreedSkip(self._refused[key].code, self._refused[key].reason)
         if key in self._failed:
@@ -91,13 +98,17 @@ class Transports:
         return self._live
 
     def close(self) -> None:
-        """Close the live transport on all ranks together."""
+        """Close the live transport on all ranks together. A failure of it is no case's, and fails the run."""
         if self._run.fate.broken_by:
             self._drop()
             return
         live, self._live = self._live, None
         if live is not None:
-            self._run.fate.together("closing the transport", live.backend.close)
+            try:
+                self._run.fate.together("closing the transport", live.backend.close)
+            except AgreedFailure as failed:
+                cell = replace(live.largest, tokens=PROBE_TOKENS)
+                self._run.ledger.add(CaseResult.failed(f"closing {live.key}", cell, failed.failure, CLOSING))
 
     def _drop(self) -> None:
         live, self._live = self._live, None
@@ -122,6 +133,8 @@ class Transports:
             raise
 
     def _device_fault(self) -> str:
+        if not self._run.grouped:
+            return ""
         try:
             self._run.ranks.synchronize()
         except Exception as error:  # a sticky error: every later call on the device would say the same
@@ -141,8 +154,6 @@ class Transports:
             except BackendUnavailable as refusal:
                 raise Unavailable(refusal.code, refusal.reason) from None
 
-        # Where a rank has left, the others hear of it here: who builds groups waits in a library.
-        run.fate.together("before the process groups", lambda: None)
         run.fate.together("process groups", self._build_groups)
         routing = self._routing(largest, self._routings(backend.modes[key.mode]))
         try:

@@ -57,7 +57,7 @@ def test_a_rank_that_hears_of_another_s_end_writes_no_file_over_rank_0_s(
 
 
 def said_by(host: str, **facts: str) -> dict[str, Any]:
-    return asdict(Collected("digest", "", "", facts, host, 2))
+    return asdict(Collected("digest", [], "", "", facts, host, 2))
 
 
 def test_another_version_of_this_plugin_is_named_whatever_else_it_says(silenced: list[object]) -> None:

@@ -67,8 +67,17 @@ class Ballot:
 
     def enter(self, step: str) -> None:
         """Publish that this rank begins ``step``: if it dies there, the watcher looks too late."""
-        self.pulse.steps += 1
         self.pulse.beat(step)
+        self._publish()
+
+    def begin_case(self, case: str) -> None:
+        """Publish that this rank begins an item; "" ends it."""
+        self.pulse.begin_case(case)
+        self._publish()
+
+    def _publish(self) -> None:
+        self._keep_out()
+        self.pulse.steps += 1  # last: a look of the watcher's before it counts as earlier
         if self._store is not None:
             status: Any = pickle.dumps(self.pulse.status())
             self._ask(lambda store: store.set(f"step/{self.rank}", status))
@@ -79,6 +88,7 @@ class Ballot:
         Raises OutOfStep on every rank where one is at another topic.
         """
         self.pulse.beat()
+        self._keep_out()
         if self._store is None:
             return [value]
         self._turn += 1
@@ -147,8 +157,10 @@ class Ballot:
             # The host of the store is gone; the watcher finds the same and writes the report.
             self.closing = True
             answer = None
-        while (
-            self.closing
-        ):  # the watcher reports from its own thread and ends the process: keep out of its way
-            time.sleep(0.1)
+        self._keep_out()
         return answer
+
+    def _keep_out(self) -> None:
+        """Wait for ever where the watcher reports from its own thread and ends the process."""
+        while self.closing:
+            time.sleep(0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import traceback
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from pytest_ep.ranks.ballot import OutOfStep
 
 STEP = "step: "
 """Begins the topic of work done together, as opposed to a report of an item."""
-MEANT = (pytest.exit.Exception, pytest.Session.Interrupted, pytest.Session.Failed)
+MEANT = (pytest.exit.Exception, pytest.Session.Interrupted, pytest.Session.Failed, KeyboardInterrupt)
 """End a session as someone wished: they are no faults of it."""
 REPORTS = ("setup of ", "call of ", "teardown of ")
 
@@ -108,12 +109,16 @@ class Fate:
         self.ballot.enter(phase)
         try:
             vote = Vote("passed", value=work())
+        except (AgreedFailure, AgreedSkip):  # every rank raises it
+            raise
         except Unavailable as refusal:
             place = self.leave(phase)
             vote = Vote("skipped", refusal.reason, place, (refusal.code, refusal.reason))
+        except pytest.skip.Exception as skip:
+            vote = Vote("skips", str(skip), self.leave(phase))
         except pytest.exit.Exception as error:
             vote = Vote("left", str(error), self.leave(phase))
-        except Exception:
+        except (Exception, pytest.fail.Exception, SystemExit):  # the last two are no Exception
             text = traceback.format_exc()
             place = self.leave(phase)
             if place == 1:  # a later rank mostly fails of what the first one left it with
@@ -128,11 +133,23 @@ class Fate:
             raise AgreedExit(f"rank {left} left the session in {phase}: {votes[left].text}")
         failed = self._first(votes, "failed")
         if failed is not None:
-            raise AgreedFailure(_failure(failed, phase, votes[failed].text))
-        if self._first(votes, "skipped") is not None:
+            raise AgreedFailure(_failure(failed, phase, votes))
+        self._agree_on_skip(phase, votes)
+        return [vote.value for vote in votes]
+
+    def _agree_on_skip(self, phase: str, votes: list[Vote]) -> None:
+        """Raise AgreedSkip where any rank refuses or all call pytest.skip, AgreedFailure where some do."""
+        refused = self._first(votes, "skipped")
+        skips = self._first(votes, "skips")
+        if refused is not None:
             # The lowest rank's, so that the reason is the same in every run.
             raise AgreedSkip(*next(vote.skip for vote in votes if vote.skip is not None))
-        return [vote.value for vote in votes]
+        if skips is None:
+            return
+        if all(vote.outcome == "skips" for vote in votes):
+            raise AgreedSkip("skipped", votes[0].text)
+        who = ", ".join(str(rank) for rank, vote in enumerate(votes) if vote.outcome == "skips")
+        raise AgreedFailure(Failure(f"only rank {who} called pytest.skip in {phase}: {votes[skips].text}"))
 
     def settle(self, phase: str, vote: Vote) -> tuple[list[Vote], Failure | None]:
         """Compare the ranks' reports of one phase of one item; return the votes and what all must report.
@@ -149,7 +166,7 @@ class Fate:
                     raise
         failed = self._first(votes, "failed")
         if failed is not None:
-            return votes, _failure(failed, phase, votes[failed].text)
+            return votes, _failure(failed, phase, votes)
         if len({vote.outcome for vote in votes}) == 1:
             return votes, None
         said = ", ".join(f"rank {rank} {vote.outcome}" for rank, vote in enumerate(votes))
@@ -194,16 +211,28 @@ class Fate:
         if any(votes[rank].place for rank in ranks):
             self.broken_by = self.broken_by or self.ballot.pulse.case
             self.ballot.catch_up()
-        return min(ranks, key=lambda rank: (votes[rank].place, rank), default=None)
+        # Who has no place fails of what another said.
+        return min(ranks, key=lambda rank: (votes[rank].place or math.inf, rank), default=None)
 
 
-def _failure(rank: int, phase: str, text: str) -> Failure:
-    """The exception in one line, and its whole traceback as what is to be read below it."""
-    return Failure(f"rank {rank} failed in {phase}: {_one_line(text)}", diagnosis=text.strip())
+def _failure(rank: int, phase: str, votes: list[Vote]) -> Failure:
+    """The exception in one line; below it its whole traceback, and what the ranks that failed later said.
+
+    Those mostly fail of what the first one left them with, but a cause may lose that race.
+    """
+    later = [
+        f"rank {other} failed after it: {_one_line(vote.text)}"
+        for other, vote in enumerate(votes)
+        if vote.outcome == "failed" and vote.place and other != rank
+    ]
+    text = votes[rank].text
+    diagnosis = "\n".join([text.strip(), *later])
+    return Failure(f"rank {rank} failed in {phase}: {_one_line(text)}", diagnosis=diagnosis)
 
 
 def _one_line(traceback: str) -> str:
     """The innermost exception's name and the first line of what it says; else the last line."""
     lines = traceback.strip().splitlines() or [""]
+    lines = [line[1:].strip() for line in lines if line.startswith("E  ")] or lines  # pytest's own form
     named = [line for line in lines if re.match(r"[\w.]*[A-Z]\w*(: |$)", line)]
     return (named or lines)[-1]

@@ -9,8 +9,6 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
-import pytest
-
 LAST_BYTES = 1500
 
 
@@ -63,30 +61,15 @@ class HeldOutput(io.TextIOBase):
         self._write = self._target.write
         self._target.write("".join(held))
         self._target.flush()
+        self._step_back()
 
     def drop(self) -> None:
         """Forget what was held, and all that follows until ``release``."""
         self._held = []
         self._write = len
+        self._step_back()
 
-
-class HoldBegins:
-    """Registered first: while plugins configure themselves, stdout is the held one."""
-
-    def __init__(self, held: HeldOutput) -> None:
-        self._held = held
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_configure(self) -> None:
-        """Put the held output where the terminal reporter looks for stdout."""
-        sys.stdout = self._held
-
-
-class HoldEnds:
-    """Registered last: afterwards only the terminal reporter writes to the held output."""
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_configure(self) -> None:
-        """Put the real stdout back."""
-        if isinstance(sys.stdout, HeldOutput):
-            sys.stdout = sys.stdout._target
+    def _step_back(self) -> None:
+        """Put the real one back: from here on the terminal reporter alone writes to this."""
+        if sys.stdout is self:
+            sys.stdout = self._target

@@ -46,6 +46,8 @@ STOP_LIMIT = 5.0
 """Seconds that the end of a session waits for a watchdog which waits for the store."""
 END_LIMIT = 30.0
 """Seconds after which a rank that ends is ended by faulthandler, whatever it still waits for."""
+ENDS = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that tell a job to end: of a scheduler or torchrun, of a terminal that is gone."""
 SETTLE = 0.5
 """Seconds in which ranks that are killed together are gone."""
 
@@ -128,14 +130,19 @@ class Watchdog:
         self._handlers: dict[int, object] = {}
 
     def start(self) -> None:
-        """Take over SIGTERM and SIGINT and begin to watch. From the main thread."""
+        """Take over the signals that end a job and begin to watch. From the main thread."""
         os.set_blocking(self._waker, False)
-        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._handlers[number] = signal.signal(number, _heard_by_the_watchdog)
+        self.listen()
+        for number in (*ENDS, signal.SIGINT):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does with SIGHUP
+                self._handlers[number] = signal.signal(number, self._pass_on)
         self._ballot.pulse.beat("collection")
         self._thread.start()
         self._guard.start()
+
+    def listen(self) -> None:
+        """Have signals heard whatever the main thread waits for. An asyncio loop that closes ends that."""
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
 
     def stop(self) -> None:
         """Stop watching and give the signals back. From the main thread."""
@@ -177,12 +184,17 @@ class Watchdog:
                 self._end_alone(f"{self._told}, and {lost}" if self._told else lost)
 
     def _hear(self, numbers: bytes) -> None:
-        if signal.SIGTERM in numbers:
-            self._told = "this job was told to end (SIGTERM)"
+        for number in set(ENDS).intersection(numbers):
+            self._told = f"this job was told to end ({signal.Signals(number).name})"
             self._prodded.set()
         if signal.SIGINT in numbers and not self._interrupted:
             self._interrupted = time.monotonic()
             self._ballot.stop = "interrupted (Ctrl-C)"
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        """Write what the wake-up descriptor would have: heard twice is heard once."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._waker, bytes([number]))
 
     @contextlib.contextmanager
     def _question(self) -> Iterator[None]:
@@ -335,7 +347,3 @@ def announce(identity: Identity, store: Store, cause: str, text: str) -> None:
     store.compare_set("end", "", cause)
     if identity.rank == 0:
         store.set("reported", "")  # it reports for itself
-
-
-def _heard_by_the_watchdog(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the wake-up pipe has already told the watchdog's thread."""

@@ -22,6 +22,7 @@ from pytest_ep.matrix.skew import NO_SKEW
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
+    from pytest_ep.ranks.fate import Failure
     from pytest_ep.timing.statistics import Samples
     from pytest_ep.timing.traffic import Traffic
 
@@ -32,6 +33,8 @@ Rows: TypeAlias = "Mapping[str, Mapping[str, JSON]]"
 SCHEMA = 1
 """Version of the ``pytest_ep`` section of a result file."""
 COMPONENTS = ("dispatch", "combine", "roundtrip")
+CLOSING, DRIFT = ASIDE = ("closing", "drift")
+"""What may fail of a key although it is no test: the run fails, and no case is charged with it."""
 CLOCKS = ("host", "event", "graph", "kernel")
 """What may have timed a row."""
 
@@ -233,9 +236,10 @@ class CaseResult:
     ``reason`` is one line: why it was skipped, only checked, or failed; empty where it was timed.
     ``diagnosis`` and ``evidence`` say what caused a wrong result, to people and to programs.
     ``code`` is the skip code, or the names of the checks that found a wrong result; empty where the case
-    failed otherwise. ``probe`` names the probe that this is, where it is no case. ``rank``, ``token``
-    (global) and ``column`` locate a wrong result. ``rows`` are those of ``Measurement``, of a timed case
-    only. ``identity`` is a digest of what its numbers depend on, but for the ``versions`` of its transport.
+    failed otherwise. ``probe`` names what this is where it is no case: a probe or one of ``ASIDE``. ``rank``,
+    ``token`` (global) and ``column`` locate a wrong result. ``rows`` are those of ``Measurement``, of a timed
+    case only. ``identity`` is a digest of what its numbers depend on, but for the ``versions`` of its
+    transport.
     """
 
     nodeid: str
@@ -285,6 +289,25 @@ class CaseResult:
             rows=rows,
             identity=entry["identity"],
             versions=entry["versions"],
+        )
+
+    @classmethod
+    def failed(cls, nodeid: str, cell: Cell, failure: Failure, probe: str = "") -> CaseResult:
+        """Return the result of what failed on all ranks for the same reason."""
+        return cls(
+            nodeid,
+            cell,
+            "failed",
+            failure.reason,
+            failure.code,
+            failure.diagnosis,
+            failure.rank,
+            failure.token,
+            failure.column,
+            failure.error,
+            failure.bit_exact,
+            failure.evidence,
+            probe=probe,
         )
 
     @classmethod

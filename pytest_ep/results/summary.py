@@ -15,6 +15,7 @@ from pytest_ep.matrix.routing import UNIFORM
 from pytest_ep.matrix.skew import NO_SKEW
 from pytest_ep.results.notes import marks
 from pytest_ep.results.notes import notes
+from pytest_ep.results.record import ASIDE
 from pytest_ep.results.record import COMPONENTS
 from pytest_ep.results.record import CaseResult
 
@@ -144,15 +145,17 @@ def _notes(results: list[CaseResult], drift: Mapping[str, Any] | None) -> Iterat
 def _probes(probes: list[CaseResult]) -> Iterator[str]:
     right = [result for result in probes if result.outcome == "probed"]
     failed = [result for result in probes if result.outcome == "failed"]
-    said = Counter(
-        ("WRONG" if result.code else "FAILED", f"{_place(result)}{result.reason}") for result in failed
-    )
-    for (word, reason), count in said.items():
-        yield from _wrapped(f"probe {word}  " if count == 1 else f"{count} probes {word}  ", reason)
+    said = Counter((_what(one), f"{_place(one)}{one.reason}") for one in failed)
+    for ((what, word), reason), count in said.items():
+        yield from _wrapped(f"{what} {word}  " if count == 1 else f"{count} {what}s {word}  ", reason)
     if right:
         says = [result.reason for result in right if result.probe == "accumulator"]
         says = list(dict.fromkeys(says)) or ["the accumulator's was not run"]
         yield from _wrapped(f"probes passed: {len(right)}; ", "; ".join(says))
+
+
+def _what(result: CaseResult) -> tuple[str, str]:
+    return result.probe if result.probe in ASIDE else "probe", "WRONG" if result.code else "FAILED"
 
 
 def _load(results: list[CaseResult]) -> Iterator[str]:
