@@ -110,12 +110,9 @@ class Reports:
     def _journal(self, item: pytest.Item) -> None:
         """Put a finished case on disk before the next begins."""
         run, result = self._run, self._run.ledger.of(item.nodeid)
-        if run.journal is None or result is None:
+        if run.journal is None or result is None or item.nodeid in run.resumed:  # those it began with
             return
-        if item.nodeid in run.resumed:
-            run.journal.add(result, run.resumed[item.nodeid]["rows"])
-        else:
-            run.journal.add(result, self._rows.pop(item.nodeid, []))
+        run.journal.add(result, self._rows.pop(item.nodeid, []))
 
     def discard(self, item: pytest.Item) -> None:
         """Leave no row of a case that has not passed."""

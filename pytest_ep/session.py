@@ -257,7 +257,9 @@ class EPSession:
             if any(item.stash[PLANNED].skip is None for item in self._planned()):
                 import torch  # noqa: F401 - the first case would, and the head is to say its version
             run.machine_info, commit_info = artifact.describe(run.config)
-            run.journal = artifact.open_journal(path, self._selected(), run.machine_info, commit_info)
+            run.journal = artifact.open_journal(
+                path, self._selected(), run.machine_info, commit_info, run.resumed.values()
+            )
 
     def _write_without_rows(self, began: bool = False) -> None:
         """Write the result file in pytest-benchmark's stead, which would warn that it writes none."""

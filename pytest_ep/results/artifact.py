@@ -81,9 +81,16 @@ def _claim_path(path: Path) -> Path:
 
 
 def open_journal(
-    path: Path, selected: Iterable[str], machine_info: Mapping[str, Any], commit_info: Mapping[str, Any]
+    path: Path,
+    selected: Iterable[str],
+    machine_info: Mapping[str, Any],
+    commit_info: Mapping[str, Any],
+    resumed: Iterable[Mapping[str, Any]],
 ) -> Journal:
-    """Begin the journal beside a result file; the descriptions are those of ``describe``."""
+    """Begin the journal beside a result file; the descriptions are those of ``describe``.
+
+    It has what is resumed at once: this run may end before it gets to it.
+    """
     head = {
         "machine_info": machine_info,
         "commit_info": commit_info,
@@ -91,7 +98,7 @@ def open_journal(
         "version": metadata.version("pytest-benchmark"),
         "selected": list(selected),
     }
-    return Journal(journal.journal_path(path), head)
+    return Journal(journal.journal_path(path), head, resumed)
 
 
 def describe(config: pytest.Config) -> tuple[dict[str, Any], dict[str, Any]]:

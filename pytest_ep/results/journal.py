@@ -39,11 +39,12 @@ def identity(cell: Cell, **settings: object) -> str:
 class Journal:
     """Written by the reporting rank: a line is on disk before the next case begins."""
 
-    def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
-        """Begin the file, which must not exist, with what holds for all cases."""
+    def __init__(self, path: Path, head: Mapping[str, Any], resumed: Iterable[Mapping[str, Any]]) -> None:
+        """Begin the file, which must not exist, with what holds for all cases and what ``finished`` gave."""
         self._path = path
         self._file = path.open("x")
-        self._write({"pytest_ep_journal": SCHEMA, **head})
+        for line in ({"pytest_ep_journal": SCHEMA, **head}, *resumed):
+            self._write(line)
 
     def add(self, result: CaseResult, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write one case with pytest-benchmark's rows of it."""
@@ -102,16 +103,22 @@ def finished(path: Path) -> dict[str, dict[str, Any]]:
         result = json.loads(text)
         cases = {case["case"]: {**case, "rows": []} for case in result["pytest_ep"]["cases"]}
         for row in result["benchmarks"]:
-            component = row["params"]["component"]
-            cases[f"{row['fullname'].removesuffix(f'-{component}]')}]"]["rows"].append(row)
-    except (ValueError, KeyError, TypeError):
-        raise JournalError(f"{path} is neither a result file nor a journal of pytest_ep") from None
+            component = (row["params"] or {}).get("component")
+            case = cases.get(f"{row['fullname'].removesuffix(f'-{component}]')}]")
+            if case is not None:  # else of a test beside the cases
+                case["rows"].append(row)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise JournalError(
+            f"{path} is neither a result file nor a journal of pytest_ep: "
+            f"give what --benchmark-json wrote, or the {SUFFIX} file beside it"
+        ) from None
     return cases
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        # What is no text is no JSON either: that is said in one place, and a journal counts up to there.
+        return path.read_text(errors="replace")
     except OSError as error:
         raise JournalError(f"{path}: {error.strerror}") from None
 
