@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 
 import pytest
 
+from tests.launching import LIMIT
 from tests.launching import python
 
 SUITE = """
@@ -59,6 +64,73 @@ def test_nproc_returns_1_where_a_test_failed_on_a_rank_that_is_silent(launch: La
     result.stdout.fnmatch_lines(["*rank 1 failed in call of test_it.py::test_failing_on_rank_1*"])
     result.stdout.fnmatch_lines(["*not on rank 1*"])
     assert "ChildFailedError" not in result.stderr.str(), "torchrun repeats what rank 0 has reported"
+
+
+ENDS_IN_7 = """
+import atexit
+import os
+
+if os.environ.get("RANK") == "1":
+    atexit.register(os._exit, 7)
+"""
+
+
+def test_nproc_does_not_return_0_where_a_rank_fails_after_the_report(
+    launch: Launch, pytester: pytest.Pytester
+) -> None:
+    pytester.makeconftest(ENDS_IN_7)
+    result = launch("--ep-nproc=2", "-k", "test_case")
+    assert result.parseoutcomes()["passed"] == 1
+    assert result.ret == 1
+    result.stderr.fnmatch_lines(["pytest_ep: rank 1 ended with exit code 7 after rank 0 reported a pass: *"])
+
+
+STARTED = """
+import os, signal, time
+from pytest_ep.ranks.launch import _end_with
+
+def end(number, frame):
+    print("told to end", flush=True)
+    os._exit(3)
+
+signal.signal(signal.SIGTERM, end)
+_end_with(os.getppid())
+print("ready", flush=True)
+time.sleep(120)
+"""
+STARTS = """
+import subprocess, sys
+from pytest_ep.ranks.launch import _wait
+sys.exit(_wait(subprocess.Popen([sys.executable, "-c", sys.argv[1]])))
+"""
+
+
+def waiting(*before: str) -> subprocess.Popen[str]:
+    """Start a process that waits for another, as --ep-nproc for torchrun."""
+    command = [*before, sys.executable, "-c", STARTS, STARTED]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGTERM, 3), (signal.SIGHUP, 3), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_torchrun_is_told_to_end_by_what_ends_nproc(sent: signal.Signals, code: int) -> None:
+    process = waiting()
+    process.send_signal(sent)
+    said, _ = process.communicate(timeout=LIMIT)
+    assert (said, process.returncode) == ("told to end\n", code)
+
+
+def test_nproc_under_nohup_outlives_its_terminal() -> None:
+    process = waiting("nohup")
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=LIMIT)[0] == "told to end\n"
 
 
 @pytest.mark.parametrize(
