@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 from typing import TextIO
 
 LAST_BYTES = 1500
@@ -37,6 +38,10 @@ class HeldOutput(io.TextIOBase):
     def encoding(self) -> str:  # type: ignore[override]
         """As the real one says, so that the report is formed as it would be without us."""
         return self._target.encoding
+
+    def __getattr__(self, name: str) -> Any:
+        """As the real one has it: a conftest may ask for ``buffer`` or ``reconfigure``."""
+        return getattr(self._target, name)
 
     def isatty(self) -> bool:
         """As the real one says."""
