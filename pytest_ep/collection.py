@@ -18,6 +18,7 @@ from typing import NoReturn
 import pytest
 
 from pytest_ep.alike import difference
+from pytest_ep.gate import repeated
 from pytest_ep.gate import reruns
 from pytest_ep.matrix.cells import PROBE_NAMES
 from pytest_ep.matrix.cells import PROBE_TOKENS
@@ -222,7 +223,7 @@ class Agreement:
         try:
             result = yield
             by_key(items)
-            run.refusal = run.refusal or reruns(run.config, collected)
+            run.refusal = run.refusal or reruns(run.config, collected) or repeated(items)
             self._compare(collected)
             self._adopt(items, {item.nodeid: item for item in collected})
         except BaseException as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -71,9 +72,12 @@ def complaints(run: Run) -> list[str]:
 
 
 def _nothing_ran(run: Run) -> bool:
-    """Whether no case was executed, nor failed before it could be."""
+    """Whether no case was executed, nor failed before it could be; of no concern to a run of other tests."""
+    items = run.session.items if run.session is not None else []
+    if not run.active or (items and not any(PLANNED in item.stash for item in items)):
+        return False
     failed = any(result.outcome == "failed" for result in run.ledger)
-    return run.active and not (failed or run.executed or run.resumed or run.options.allow_skips)
+    return not (failed or run.executed or run.resumed or run.options.allow_skips)
 
 
 def reruns(config: pytest.Config, items: Iterable[pytest.Item]) -> str:
@@ -82,7 +86,19 @@ def reruns(config: pytest.Config, items: Iterable[pytest.Item]) -> str:
     named += [f"the ini option {name}" for name in RERUN_OPTIONS[:2] if _ini(config, name)]
     if any(item.get_closest_marker("flaky") for item in items if PLANNED in item.stash):
         named.append("the marker flaky")
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        named.append("torchrun's --max-restarts")
     return f"{named[0]} with EP cases: a pass would hide the failure before it; drop it" if named else ""
+
+
+def repeated(items: Iterable[pytest.Item]) -> str:
+    """Say which case is selected twice, or "": its second run would be taken for the first."""
+    seen: set[str] = set()
+    for item in items:
+        if PLANNED in item.stash and item.nodeid in seen:
+            return f"{item.nodeid} is selected twice: drop --keep-duplicates, or the argument that overlaps"
+        seen.add(item.nodeid)
+    return ""
 
 
 def _ini(config: pytest.Config, name: str) -> object:

@@ -179,7 +179,7 @@ def test_a_module_that_cannot_be_imported_is_reported_by_every_rank(pytester: py
 
 
 def test_variables_like_a_launcher_s_do_not_matter_to_an_unrelated_suite(folder: Path) -> None:
-    env = {"RANK": "1", "WORLD_SIZE": "2"}
+    env = {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "1"}
     ours = behaviour(folder, 1, "-v", env=env)
     assert_the_same(ours, behaviour(folder, 1, "-v", *WITHOUT, env=env))
 
