@@ -165,7 +165,12 @@ class EPSession:
             pytest.ExitCode.NO_TESTS_COLLECTED,
         ):
             session.exitstatus = gate.judge(run)
-        result = yield
+        try:
+            result = yield
+        except OSError as error:
+            if run.journal is None or not run.reporter:
+                raise
+            pytest.exit(artifact.unwritten(run.config, error), returncode=pytest.ExitCode.INTERNAL_ERROR)
         if run.reporter and (path := os.environ.get(EXIT_FILE)):
             Path(path).write_text(str(int(session.exitstatus)))
         if run.journal is not None and run.reporter:

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_ep import EPSuite
 from pytest_ep.backends.torch_a2a import TorchA2A
+from pytest_ep.results.cli import main
 from pytest_ep.suite import check_suite
 from tests.launching import python
 
@@ -39,6 +40,20 @@ class Broken(TorchA2A):
 
 class TestAgain(EPSuite):
     backend = Broken
+"""
+BESIDE = """
+def test_plain(benchmark):
+    benchmark.pedantic(lambda: None, rounds=3)
+"""
+FULL_DISK = """
+import resource
+
+import pytest
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+    return (yield)
 """
 NORMAL = TorchA2A.modes["normal"]
 
@@ -92,6 +107,31 @@ def test_two_classes_of_one_name_are_refused_as_either_would_serve_the_others_ca
 
 def test_without_pytest_benchmark_cases_are_refused(tmp_path: Path) -> None:
     assert "drop -p no:benchmark" in refused(launch(tmp_path, "--collect-only", "-p", "no:benchmark"))
+
+
+def test_a_case_that_overlapping_arguments_select_twice_is_refused(tmp_path: Path) -> None:
+    said = refused(launch(tmp_path, "-k", "test_case", "--keep-duplicates", "test_it.py", "test_it.py"))
+    assert said.endswith("T00001] is selected twice: drop --keep-duplicates, or the argument that overlaps")
+
+
+def test_a_plain_benchmark_beside_cases_is_recorded_shown_and_passes_by_itself(tmp_path: Path) -> None:
+    result = launch(tmp_path, "-k", "test_plain", "--benchmark-json=out.json", module=BASELINE + BESIDE)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["* benchmark: 1 tests *"])
+    (row,) = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    assert row["name"] == "test_plain"
+
+
+def test_a_disk_that_is_full_at_the_end_loses_no_case(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(FULL_DISK)
+    result = launch(tmp_path, "--ep-size=1", "-k", "test_case", "--benchmark-json=out.json")
+    assert result.ret == pytest.ExitCode.INTERNAL_ERROR
+    result.stderr.fnmatch_lines(
+        ["Exit: the files *: File too large: *, pytest-ep recover out.json.jsonl makes *"]
+    )
+    assert "Traceback" not in result.stderr.str()
+    assert main(["recover", str(tmp_path / "out.json.jsonl")]) == 0
+    assert len(json.loads((tmp_path / "out.json").read_text())["benchmarks"]) == 3
 
 
 def test_the_count_is_of_what_is_listed_also_where_pytest_would_refuse_a_test_without_parameters(

@@ -291,6 +291,16 @@ def test_recover_says_in_one_line_that_its_file_exists(capsys: Printed) -> None:
         assert capsys.readouterr().err.startswith("pytest-ep: gone/a.json: cannot be written, No such file")
 
 
+def test_recover_replaces_what_was_cut_short_and_no_other_file_that_is_no_result() -> None:
+    head = {"machine_info": {}, "commit_info": {}, "datetime": "", "version": "", "selected": []}
+    Path("a.json.jsonl").write_text(json.dumps({"pytest_ep_journal": 1, **head}) + "\n")
+    for name in ("a.json", "b.json"):
+        Path(name).write_text('{"machine_info": {')
+    assert main(["recover", "a.json.jsonl", "-o", "b.json"]) == 2
+    assert main(["recover", "a.json.jsonl"]) == 0
+    assert json.loads(Path("a.json").read_text())["benchmarks"] == []
+
+
 def test_the_command_answers_without_torch_and_numpy() -> None:
     code = (
         "import sys; from pytest_ep.results.cli import main\n"

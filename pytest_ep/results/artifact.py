@@ -124,6 +124,16 @@ def write_without_rows(config: pytest.Config) -> None:
     path.write_text(json.dumps(output, indent=4))
 
 
+def unwritten(config: pytest.Config, error: OSError) -> str:
+    """Say what to do where the files of a run that has ended could not be written, as on a full disk."""
+    path = result_path(config)
+    assert path is not None
+    return (
+        f"the files of this run could not be written: {error.strerror}: no finished case is lost, "
+        f"pytest-ep recover {journal.journal_path(path)} makes the result file once there is room"
+    )
+
+
 def silence(config: pytest.Config) -> None:
     """Stop what would write a result file, JUnit file or cache: the reporter alone writes."""
     manager = config.pluginmanager

@@ -15,6 +15,7 @@ from pytest_ep.results import export
 from pytest_ep.results import sweep
 from pytest_ep.results.journal import SUFFIX
 from pytest_ep.results.journal import JournalError
+from pytest_ep.results.journal import journal_path
 from pytest_ep.results.journal import recovered
 from pytest_ep.results.newfile import write_new
 from pytest_ep.results.sides import ResultError
@@ -52,6 +53,19 @@ def _recover(chosen: argparse.Namespace) -> int:
     if output == chosen.journal:
         raise JournalError(f"{output} is the journal itself: name the result file with --output")
     result = recovered(chosen.journal)
+    if journal_path(output) == chosen.journal and _is_cut_short(output):
+        output.unlink()
     write_new(output, json.dumps(result, indent=4))
     print(f"{output}: {len(result['benchmarks'])} rows of {len(result['pytest_ep']['cases'])} finished cases")
     return 0
+
+
+def _is_cut_short(path: Path) -> bool:
+    """Whether this is what a run left of its result file, as on a full disk: its journal has all of it."""
+    try:
+        json.loads(path.read_text())
+    except FileNotFoundError:
+        return False
+    except ValueError:
+        return True
+    return False
