@@ -177,9 +177,11 @@ class EPSession:
             run.journal.remove()
         return result
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
         """Print a table for each key, then why an all-green run may still not be a pass."""
         write_summary(terminalreporter, self._run.ledger)
+        if exitstatus == pytest.ExitCode.USAGE_ERROR:
+            return  # that is why
         for line in self._complaints():
             terminalreporter.write_line(f"ep: {line}", red=True)
 

@@ -69,6 +69,7 @@ def refused(result: pytest.RunResult) -> str:
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = [line for line in result.errlines if line.strip()]
     assert "Traceback" not in result.stdout.str()
+    assert "exit code 5" not in result.stdout.str()
     return line
 
 
