@@ -64,7 +64,8 @@ def complaints(run: Run) -> list[str]:
     """Say why a run in which no test failed is no pass."""
     from pytest_ep.results.record import ASIDE
 
-    lines = [result.reason for result in run.ledger if result.outcome == "failed" and result.probe in ASIDE]
+    failed = [one for one in run.ledger if one.outcome == "failed" and one.probe in ASIDE]
+    lines = [f"{one.nodeid}: {one.reason}" for one in failed]
     lines += [f"--ep-require {text!r}: no such case was executed and passed" for text in unmet(run)]
     if _nothing_ran(run):
         lines.append(NOTHING_EXECUTED)

@@ -79,7 +79,7 @@ class Reports:
         outcome: str = "xfailed" if hasattr(report, "wasxfail") else report.outcome
         raised = call.excinfo.value if call.excinfo is not None else None
         stop = self._stop(report.when)
-        vote = Vote(outcome, raised.failure.reason if isinstance(raised, AgreedFailure) else "", stop=stop)
+        vote = Vote(outcome, _reason(report, raised), stop=stop)
         if outcome == "failed" and not isinstance(raised, AgreedFailure):
             text = report.longreprtext
             place = fate.leave(str(report.when))
@@ -87,7 +87,9 @@ class Reports:
                 fate.say_failed(str(report.when), text)
             vote = Vote(outcome, text, place, stop=stop)
         votes, failure = fate.settle(phase, vote)
-        if isinstance(raised, AgreedFailure) and not any(one.place for one in votes):
+        if isinstance(raised, AgreedFailure) and {(one.outcome, one.place) for one in votes} == {
+            (outcome, 0)
+        }:
             failure = raised.failure if outcome == "failed" else None  # None of an expected failure
         stop = next((vote.stop for vote in votes if vote.stop), "")
         if stop and report.when == "teardown":
@@ -161,9 +163,20 @@ def _why_skipped(
         return raised.code, raised.reason
     if skip is not None:
         return skip.code, skip.told
-    # pytest keeps where the skip was raised beside its reason
+    return "skipped", _own_skip(report)
+
+
+def _own_skip(report: pytest.TestReport) -> str:
+    """The reason alone: pytest keeps where the skip was raised beside it."""
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
-    return "skipped", text.removeprefix("Skipped: ")
+    return text.removeprefix("Skipped: ")
+
+
+def _reason(report: pytest.TestReport, raised: BaseException | None) -> str:
+    """What the other ranks are told of an outcome that all expect or that is not this rank's own doing."""
+    if isinstance(raised, AgreedFailure):
+        return raised.failure.reason
+    return _own_skip(report) if report.skipped and not hasattr(report, "wasxfail") else ""
 
 
 def _recorder(item: pytest.Item) -> Recorder | None:

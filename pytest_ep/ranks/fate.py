@@ -131,25 +131,15 @@ class Fate:
         left = self._first(votes, "left")
         if left is not None:
             raise AgreedExit(f"rank {left} left the session in {phase}: {votes[left].text}")
-        failed = self._first(votes, "failed")
-        if failed is not None:
-            raise AgreedFailure(_failure(failed, phase, votes))
-        self._agree_on_skip(phase, votes)
-        return [vote.value for vote in votes]
-
-    def _agree_on_skip(self, phase: str, votes: list[Vote]) -> None:
-        """Raise AgreedSkip where any rank refuses or all call pytest.skip, AgreedFailure where some do."""
-        refused = self._first(votes, "skipped")
-        skips = self._first(votes, "skips")
-        if refused is not None:
-            # The lowest rank's, so that the reason is the same in every run.
-            raise AgreedSkip(*next(vote.skip for vote in votes if vote.skip is not None))
-        if skips is None:
-            return
         if all(vote.outcome == "skips" for vote in votes):
             raise AgreedSkip("skipped", votes[0].text)
-        who = ", ".join(str(rank) for rank, vote in enumerate(votes) if vote.outcome == "skips")
-        raise AgreedFailure(Failure(f"only rank {who} called pytest.skip in {phase}: {votes[skips].text}"))
+        failed = self._first(votes, "failed", "skips")
+        if failed is not None:
+            raise AgreedFailure(_failure(failed, phase, votes))
+        if self._first(votes, "skipped") is not None:
+            # The lowest rank's, so that the reason is the same in every run.
+            raise AgreedSkip(*next(vote.skip for vote in votes if vote.skip is not None))
+        return [vote.value for vote in votes]
 
     def settle(self, phase: str, vote: Vote) -> tuple[list[Vote], Failure | None]:
         """Compare the ranks' reports of one phase of one item; return the votes and what all must report.
@@ -164,12 +154,12 @@ class Fate:
                 # Who is still in a step of this item hears of this report there, and comes here next.
                 if not all(there == phase or there.startswith(STEP) for there in apart.topics):
                     raise
-        failed = self._first(votes, "failed")
-        if failed is not None:
+        failed, alike = self._first(votes, "failed"), len({vote.outcome for vote in votes}) == 1
+        if failed is not None and (votes[failed].place or alike):
             return votes, _failure(failed, phase, votes)
-        if len({vote.outcome for vote in votes}) == 1:
+        if alike:
             return votes, None
-        said = ", ".join(f"rank {rank} {vote.outcome}" for rank, vote in enumerate(votes))
+        said = ", ".join(f"rank {rank} {_told(vote)}" for rank, vote in enumerate(votes))
         return votes, Failure(f"the ranks disagree on {phase}: {said}")
 
     def leave(self, phase: str) -> int:
@@ -186,7 +176,7 @@ class Fate:
         if isinstance(error, AgreedExit):
             return
         self.leave("session")
-        topic = f"{LEAVING}{error}"
+        topic = f"{LEAVING}{str(error) or type(error).__name__}"
         if not isinstance(error, MEANT):
             topic = f"{FAILING}{type(error).__name__}: {error}"
         with contextlib.suppress(AgreedExit):  # the others hear it the same way
@@ -206,13 +196,19 @@ class Fate:
             Failure(f"rank {gone[0]} did not come to {phase}: it is at {apart.topics[gone[0]]}")
         )
 
-    def _first(self, votes: list[Vote], outcome: str) -> int | None:
-        ranks = [rank for rank, vote in enumerate(votes) if vote.outcome == outcome]
+    def _first(self, votes: list[Vote], *outcomes: str) -> int | None:
+        ranks = [rank for rank, vote in enumerate(votes) if vote.outcome in outcomes]
         if any(votes[rank].place for rank in ranks):
             self.broken_by = self.broken_by or self.ballot.pulse.case
             self.ballot.catch_up()
         # Who has no place fails of what another said.
         return min(ranks, key=lambda rank: (votes[rank].place or math.inf, rank), default=None)
+
+
+def _told(vote: Vote) -> str:
+    if vote.outcome == "failed":  # of what another rank did: else it had a place
+        return "could not go on"
+    return f"{vote.outcome} ({_one_line(vote.text)})" if vote.text else vote.outcome
 
 
 def _failure(rank: int, phase: str, votes: list[Vote]) -> Failure:
@@ -226,6 +222,8 @@ def _failure(rank: int, phase: str, votes: list[Vote]) -> Failure:
         if vote.outcome == "failed" and vote.place and other != rank
     ]
     text = votes[rank].text
+    if votes[rank].outcome == "skips":
+        text = f"it called pytest.skip, which not all ranks did: {text}"
     diagnosis = "\n".join([text.strip(), *later])
     return Failure(f"rank {rank} failed in {phase}: {_one_line(text)}", diagnosis=diagnosis)
 

@@ -134,7 +134,7 @@ class Watchdog:
         os.set_blocking(self._waker, False)
         self.listen()
         for number in (*ENDS, signal.SIGINT):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does with SIGHUP
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 self._handlers[number] = signal.signal(number, self._pass_on)
         self._ballot.pulse.beat("collection")
         self._thread.start()
