@@ -315,7 +315,12 @@ def _names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
 
 
 def _models(text: str) -> tuple[str, ...]:
-    return tuple(SHAPES) if text == "all" else _known(_list(text), (*SHAPES, "all"))
+    names = _known(_list(text), (*SHAPES, "all"))
+    if "all" not in names:
+        return names
+    if len(names) > 1:
+        raise ValueError("all means every model: name the models, or give all only")
+    return tuple(SHAPES)
 
 
 def _shape(text: str) -> str:

@@ -118,7 +118,8 @@ def test_sizes_modes_precisions_models_and_shapes_select(parse: Callable[..., Op
 
 
 def test_all_models_and_a_shape_alone(parse: Callable[..., Options]) -> None:
-    assert parse("--ep-model=all").selection.shapes == tuple(SHAPES.values())
+    for text in ("all", " all"):
+        assert parse(f"--ep-model={text}").selection.shapes == tuple(SHAPES.values())
     (shape,) = parse("--ep-shape=hidden=64,experts=4,top_k=2").selection.shapes
     assert (shape.name, shape.hidden, shape.experts, shape.top_k) == ("h64e4k2", 64, 4, 2)
 
@@ -219,6 +220,7 @@ WRONG = [
     ("--ep-mode", "normal,normal", "normal is given twice"),
     ("--ep-precision", "fp4", "no 'fp4', known: bf16, fp8"),
     ("--ep-model", "gpt5", "no 'gpt5', known: deepseek_v3, deepseek_v4_pro, kimi_k2, qwen3_235b"),
+    ("--ep-model", "all,mixtral_8x7b", "all means every model: name the models, or give all only"),
     ("--ep-shape", "hidden=4096", "experts and top_k missing"),
     ("--ep-nproc", "0", "'0' is not a whole number from 1 to 1024"),
     ("--ep-nproc", "two", "'two' is not a whole number from 1 to 1024"),
