@@ -56,7 +56,6 @@ class Options:
     """Every ``--ep-*`` value of a run. Times are in seconds."""
 
     selection: Selection
-    nproc: int | None
     exact: bool
     rank_timeout: float
     case_timeout: float
@@ -172,7 +171,6 @@ def parse_options(
     _check_devices(config, machine)
     return Options(
         selection=selection,
-        nproc=config.getoption("ep_nproc"),
         exact=config.getoption("ep_exact"),
         rank_timeout=config.getoption("ep_rank_timeout"),
         case_timeout=config.getoption("ep_case_timeout"),

@@ -42,10 +42,13 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if nproc is None or config.option.help or config.option.version:
         return None
     from pytest_ep.ranks.identity import Identity
+    from pytest_ep.ranks.launch import has_launched
     from pytest_ep.ranks.launch import launch
     from pytest_ep.ranks.launchers import is_launched
     from pytest_ep.run import Run
 
+    if has_launched(os.environ):
+        return None  # a rank, which finds the option again wherever it was given
     if is_launched(os.environ):
         raise pytest.UsageError("--ep-nproc inside a launcher: drop it, or drop the launcher")
     _ = Run(config, Identity(size=nproc, local_size=nproc)).options  # one refusal, not one from each rank
@@ -60,8 +63,6 @@ def pytest_configure(config: pytest.Config) -> None:
     from pytest_ep.run import RUN
     from pytest_ep.run import Run
 
-    if config.getoption("ep_nproc") is not None:
-        return  # this process only launches
     try:
         run = Run(config, read_identity())
     except ValueError as error:  # of no concern to a session without EP cases

@@ -60,6 +60,12 @@ def test_the_result_file_of_its_own_that_each_run_has_is_left_out(result: list[s
     assert launch_line([*result, "-k", "a or b"], ALONE, {}) == "python -m pytest -k 'a or b'"
 
 
+@pytest.mark.parametrize("option", [["--ep-nproc=4"], ["--ep-nproc", "4"]])
+def test_the_number_of_ranks_is_said_once_where_the_command_names_it(option: list[str]) -> None:
+    line = launch_line(["cases", *option], Identity(size=4, local_size=4), {EXIT_FILE: "/tmp/x"})
+    assert line == " ".join(["python -m pytest cases", *option])
+
+
 def test_variables_that_change_behaviour_are_kept_and_others_are_not() -> None:
     kept = {
         "CUDA_VISIBLE_DEVICES": "0,1",

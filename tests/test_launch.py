@@ -57,7 +57,7 @@ def test_nproc_runs_as_many_ranks_and_returns_0_where_all_passed(launch: Launch)
 
 
 def test_nproc_returns_1_where_a_test_failed_on_a_rank_that_is_silent(launch: Launch) -> None:
-    result = launch("--ep-nproc", "2", "-k", "test_case or failing")
+    result = launch("-k", "test_case or failing", env={"PYTEST_ADDOPTS": "--ep-nproc 2"})
     assert result.ret == 1
     outcomes = result.parseoutcomes()
     assert (outcomes["passed"], outcomes["failed"]) == (1, 1)
@@ -154,8 +154,12 @@ def test_a_wrong_option_is_refused_once_in_one_line_and_returns_4(
     result.stderr.fnmatch_lines([f"ERROR: {said}"])
 
 
-def test_nproc_returns_5_where_nothing_was_executed_and_0_where_that_is_accepted(launch: Launch) -> None:
-    result = launch("--ep-nproc=2", "-k", "test_case", "--ep-size=4")
+def test_nproc_returns_5_where_nothing_was_executed_and_0_where_that_is_accepted(
+    launch: Launch, pytester: pytest.Pytester
+) -> None:
+    arguments = pytester.path / "arguments"
+    arguments.write_text("--ep-nproc=2\n")
+    result = launch(f"@{arguments}", "-k", "test_case", "--ep-size=4")
     assert result.ret == 5
     result.stdout.fnmatch_lines(
         [
@@ -163,8 +167,10 @@ def test_nproc_returns_5_where_nothing_was_executed_and_0_where_that_is_accepted
             "ep: no case was executed: exit code 5 (--ep-allow-skips to accept that)",
         ]
     )
-    allowed = launch("--ep-nproc=2", "-k", "test_case", "--ep-size=4", "--ep-allow-skips")
+    pytester.makeini("[pytest]\naddopts = --ep-nproc=2")
+    allowed = launch("-k", "test_case", "--ep-size=4", "--ep-allow-skips")
     assert allowed.ret == 0
+    allowed.stdout.fnmatch_lines(["ep: 2 ranks on *"])
     allowed.stdout.no_fnmatch_line("*no case was executed*")
 
 

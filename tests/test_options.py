@@ -67,7 +67,7 @@ def test_without_options_everything_of_the_machine_is_selected(parse: Callable[.
     assert options.selection.modes is None
     assert options.selection.precisions is None
     assert options.selection.shapes == (SHAPES["deepseek_v3"],)
-    assert (options.nproc, options.exact, options.rank_timeout) == (None, False, 60.0)
+    assert (options.exact, options.rank_timeout) == (False, 60.0)
     assert (options.allow_skips, options.iterations) == (False, None)
     assert (options.clocks, options.target_ci, options.time_budget) == (("auto",), 1.0, 2.0)
     assert (options.flush_l2, options.idle, options.profile) == (False, (), None)
@@ -126,14 +126,13 @@ def test_all_models_and_a_shape_alone(parse: Callable[..., Options]) -> None:
 
 def test_the_options_of_a_run(parse: Callable[..., Options]) -> None:
     options = parse(
-        "--ep-nproc=4",
         "--ep-exact",
         "--ep-rank-timeout=2.5",
         "--ep-allow-skips",
         "--ep-iterations=7",
         "--ep-clock=host",
     )
-    assert (options.nproc, options.exact, options.rank_timeout, options.allow_skips) == (4, True, 2.5, True)
+    assert (options.exact, options.rank_timeout, options.allow_skips) == (True, 2.5, True)
     assert (options.iterations, options.clocks) == (7, ("host",))
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,18 +21,9 @@ PR_SET_PDEATHSIG = 1
 """Of prctl: the signal that a process gets once the one that started it is gone. Linux."""
 
 
-def without_nproc(arguments: Sequence[str]) -> list[str]:
-    """Return pytest's arguments without ``--ep-nproc N``, in any spelling that argparse takes."""
-    kept: list[str] = []
-    takes_value = False
-    for argument in arguments:
-        if takes_value:
-            takes_value = False
-        elif argument == "--ep-nproc":
-            takes_value = True
-        elif not argument.startswith("--ep-nproc="):
-            kept.append(argument)
-    return kept
+def has_launched(env: Mapping[str, str]) -> bool:
+    """Whether this process is one of the ranks that ``launch`` has started."""
+    return EXIT_FILE in env and "RANK" in env
 
 
 def launch(nproc: int, arguments: Sequence[str]) -> int:
@@ -42,7 +34,7 @@ def launch(nproc: int, arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="pytest_ep-") as folder:
         left = Path(folder) / "exit"
         command = [sys.executable, "-m", __name__, str(os.getpid())]
-        command += [f"--nproc-per-node={nproc}", "--standalone", "-m", "pytest", *without_nproc(arguments)]
+        command += [f"--nproc-per-node={nproc}", "--standalone", "-m", "pytest", *arguments]
         env = {**os.environ, EXIT_FILE: str(left)}
         # torchrun would set it to 1 itself, with a banner.
         env.setdefault("OMP_NUM_THREADS", "1")

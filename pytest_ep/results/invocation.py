@@ -97,7 +97,8 @@ def launch_line(
     A rendezvous, which each launch has anew, is not in it.
     """
     words = [*_launcher(identity, environ), "-m", "pytest", *arguments(given)]
-    if EXIT_FILE in environ:
+    if EXIT_FILE in environ and not any(word.startswith("--ep-nproc") for word in words):
+        # It comes from a configuration file, from PYTEST_ADDOPTS or from a file of arguments.
         words.append(f"--ep-nproc={identity.size}")
     return shlex.join(words)
 
