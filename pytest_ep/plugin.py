@@ -35,9 +35,11 @@ def pytest_load_initial_conftests() -> object:
         raise
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Start torchrun on this very command where --ep-nproc asks for ranks."""
+    """Start torchrun on this very command where --ep-nproc asks for ranks.
+
+    Not first of all: by then pytest-xdist has made --dist of -n.
+    """
     nproc = config.getoption("ep_nproc")
     if nproc is None or config.option.help or config.option.version:
         return None
@@ -51,6 +53,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         return None  # a rank, which finds the option again wherever it was given
     if is_launched(os.environ):
         raise pytest.UsageError("--ep-nproc inside a launcher: drop it, or drop the launcher")
+    if config.getoption("dist", "no") != "no":
+        raise pytest.UsageError("--ep-nproc with -n or --dist: its ranks are processes already, drop one")
     _ = Run(config, Identity(size=nproc, local_size=nproc)).options  # one refusal, not one from each rank
     return launch(nproc, config.invocation_params.args)
 

@@ -141,6 +141,8 @@ def test_nproc_under_nohup_outlives_its_terminal() -> None:
         ("--ep-nproc=two", "--ep-nproc two: 'two' is not a whole number from 1 to 1024"),
         ("--ep-platforms=absent.toml", "*absent.toml*"),
         ("--ep-clock=event", "--ep-clock event*accelerator*"),
+        ("-n2", "--ep-nproc with -n or --dist: its ranks are processes already, drop one"),
+        ("--dist=each", "--ep-nproc with -n or --dist: its ranks are processes already, drop one"),
         ("--ep-require=torch_a2a or", "--ep-require torch_a2a or: at column 13 expected*"),
     ],
 )
