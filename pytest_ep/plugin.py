@@ -15,6 +15,9 @@ from pytest_ep.suite import EPSuite
 if TYPE_CHECKING:
     from pytest_ep.run import Run
 
+SHOWS = ("help", "version", "markers", "showfixtures", "show_fixtures_per_test", "cacheshow")
+"""Options of pytest that print something and run nothing, which each rank would do."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the ``--ep-*`` options."""
@@ -41,7 +44,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     Not first of all: by then pytest-xdist has made --dist of -n.
     """
     nproc = config.getoption("ep_nproc")
-    if nproc is None or config.option.help or config.option.version:
+    if nproc is None or any(config.getoption(name, False) for name in SHOWS):
         return None
     from pytest_ep.ranks.identity import Identity
     from pytest_ep.ranks.launch import has_launched

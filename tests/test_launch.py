@@ -199,6 +199,27 @@ def test_what_runs_failed_cases_again_is_refused(
     result.stderr.fnmatch_lines([f"ERROR: {named} with EP cases: a pass would hide the failure before it; *"])
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--help", "expert-parallel cases:"),
+        ("-VV", "This is pytest version *"),
+        ("--markers", "@pytest.mark.skipif*"),
+        ("--fixtures", "capfd -- *"),
+        ("--fixtures-per-test", "*fixtures used by test_one*"),
+        ("--cache-show", "cachedir: *"),
+    ],
+)
+def test_what_is_only_shown_needs_no_ranks(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str, said: str
+) -> None:
+    pytester.makepyfile("def test_one(tmp_path): pass")
+    monkeypatch.setattr("pytest_ep.ranks.launch.launch", lambda *launched: pytest.fail("ranks were started"))
+    result = pytester.runpytest_inprocess("--ep-nproc=2", option)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines([said])
+
+
 def test_nproc_within_a_launcher_is_refused(launch: Launch) -> None:
     result = launch("--ep-nproc=2", env={"RANK": "0", "WORLD_SIZE": "1"})
     assert result.ret == 4
