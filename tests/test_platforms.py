@@ -263,6 +263,17 @@ def test_a_users_file_adds_a_sku_and_a_claim_on_it(tmp_path: Path) -> None:
     assert mine.match("NVIDIA H200") == "h200"
 
 
+MINE = "gpus_per_node = 8\nscale_up_domain = 8\nsource = 'my rack'\npatterns = ['NVIDIA H200']\n"
+
+
+@pytest.mark.parametrize("sku", ["my_h200", "gb200"])
+def test_a_users_sku_has_the_devices_that_a_listed_one_has_too(tmp_path: Path, sku: str) -> None:
+    mine = load(written(tmp_path, f"[sku.{sku}]\n{MINE}"))
+    assert mine.match("NVIDIA H200") == sku
+    assert mine.match("NVIDIA H200 SXM") == "h200"
+    assert set(mine.skus) == {*load(None).skus, sku}
+
+
 def test_a_users_file_changes_one_field_of_a_listed_sku(tmp_path: Path) -> None:
     mine = load(written(tmp_path, "[sku.gb200]\nscale_up_domain = 36\n"))
     assert mine.sku("gb200").scale_up_domain == 36

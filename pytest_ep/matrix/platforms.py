@@ -116,7 +116,7 @@ class Book:
 
 @dataclass(frozen=True, slots=True)
 class Platforms:
-    """What is known about SKUs and backends. ``skus`` and ``backends`` are in the order of the files."""
+    """What is known about SKUs and backends. A user's ``skus`` come first, ``backends`` as in the files."""
 
     skus: Mapping[str, Sku]
     backends: tuple[str, ...]
@@ -128,7 +128,7 @@ class Platforms:
         return self.skus.get(name) or Sku(name, here, here, any_ep_size=True, source="not listed")
 
     def match(self, product: str) -> str | None:
-        """The sku that a device name belongs to."""
+        """The sku that a device name belongs to; a user's wins over a built-in one."""
         for sku in self.skus.values():
             if any(re.fullmatch(pattern, product, re.IGNORECASE) for pattern in sku.patterns):
                 return sku.name
@@ -176,9 +176,11 @@ def load(path: Path | None) -> Platforms:
     tables: dict[str, Any] = {}
     skus: dict[str, Sku] = {}
     for file, raw in sources:
+        read: dict[str, Sku] = {}
         for name, table in _tables(file, raw, "sku").items():
             tables[name] = {**tables.get(name, {}), **table}
-            skus[name] = _sku(file, name, tables[name])
+            read[name] = _sku(file, name, tables[name])
+        skus = read | {name: sku for name, sku in skus.items() if name not in read}
     books = tuple(_book(file, raw, skus) for file, raw in reversed(sources))
     named = [name for book in reversed(books) for name in book.backends()]
     return Platforms(skus, tuple(dict.fromkeys(named)), books)
