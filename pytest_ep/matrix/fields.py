@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+from typing import TypeVar
 
 import pytest
+
+Number = TypeVar("Number", int, float)
+
+
+MOST = 2**20
+"""The largest number that any field takes."""
 
 
 class Fields:
@@ -39,6 +46,11 @@ class Fields:
             raise self.error(f"{name} must be {what}, not {value!r}")
         return value
 
+    def _bounded(self, name: str, value: Number) -> Number:
+        if value > MOST:
+            raise self.error(f"{name} must be at most {MOST}, not {value}")
+        return value
+
     def text(self, name: str, default: str | None = None) -> str:
         """A text; required unless it has a default."""
         return str(self._take(name, default, str, "text"))
@@ -52,7 +64,7 @@ class Fields:
         value = int(self._take(name, None, int, "a positive whole number"))
         if value < 1:
             raise self.error(f"{name} must be a positive whole number, not {value}")
-        return value
+        return self._bounded(name, value)
 
     def optional_count(self, name: str) -> int | None:
         """A positive whole number, None where it is left out."""
@@ -66,10 +78,10 @@ class Fields:
         if name not in self.left:
             self.known.append(name)
             return None
-        value = float(self._take(name, None, (int, float), "a positive number"))
-        if not 0 < value < float("inf"):
+        value = self._take(name, None, (int, float), "a positive number")
+        if not value > 0:
             raise self.error(f"{name} must be a positive number, not {value}")
-        return value
+        return float(self._bounded(name, value))
 
     def counts(self, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
         """A list of positive whole numbers."""
@@ -77,6 +89,7 @@ class Fields:
         for value in values:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise self.error(f"{name} must be a list of positive whole numbers, not {value!r}")
+            self._bounded(name, value)
         return tuple(values)
 
     def texts(self, name: str, known: Iterable[str] = ()) -> tuple[str, ...]:

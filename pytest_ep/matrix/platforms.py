@@ -190,9 +190,10 @@ def _parse(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             raw: dict[str, Any] = tomllib.load(file)
+        repr(raw)  # a number in hexadecimal may be too long to be shown, as an error about it would
     except OSError as error:
         raise pytest.UsageError(f"--ep-platforms {path}: cannot be read, {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not only its own: of long numbers, of deep nesting
         raise pytest.UsageError(f"--ep-platforms {path}: not TOML, {error}") from None
     for name in raw:
         if name not in ("sku", "backend", "refused"):
