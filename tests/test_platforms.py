@@ -309,7 +309,7 @@ def test_a_users_refusal_wins_over_a_built_in_claim(tmp_path: Path) -> None:
 
 def test_a_refusal_of_a_third_partys_backend_leaves_its_other_cells_alone(tmp_path: Path) -> None:
     text = '[[refused]]\nbackends = ["mine"]\nep_sizes = [4]\ncode = "odd"\nreason = "not at four"\n'
-    mine = load(written(tmp_path, text))
+    mine = load(written(tmp_path, text + "[backend.mine]\n"))
     assert mine.refusal(key("mine", "h200", 4)) is not None
     assert mine.refusal(key("mine", "h200", 8)) is None
 
@@ -356,6 +356,15 @@ SKU = "[sku.x]\ngpus_per_node = 8\nscale_up_domain = 8\nsource = 's'\n"
         ("[refused]\n", "refused must be tables [[refused]]"),
         ("refused = [3]\n", "[[refused]] 1 must be a table"),
         ("[[refused]]\nreason = 'r'\n", "[[refused]] 1 lacks code"),
+        ("[[refused]]\ncode = ''\nreason = 'r'\n", "[[refused]] 1 code must not be empty"),
+        ("[[refused]]\ncode = 'c'\nreason = ' '\n", "[[refused]] 1 reason must not be empty"),
+        ("[[refused]]\ncode = 'No NIC'\nreason = 'r'\n", "1 code must be in a-z, 0-9 and -, not 'No NIC'"),
+        (
+            "[[refused]]\nbackends = ['flashinfer']\ncode = 'c'\nreason = 'r'\n",
+            "[[refused]] 1 backends has no 'flashinfer', known: flashinfer_ep, ",
+        ),
+        ("[sku.all]\n", "[sku.all] is what --ep-sku calls every sku: give it another name"),
+        (SKU.replace("'s'", "''"), "[sku.x] source must not be empty"),
         ("[[refused]]\nabove_tokens = 'x'\n", "above_tokens must be a positive whole number, not 'x'"),
         ("[[refused]]\nmodes = ['fast']\n", "[[refused]] 1 modes has no 'fast', known: normal, low_latency"),
         ("[[refused]]\ncode = 'c'\nreason = 'r'\nsku = 'h200'\n", "[[refused]] 1 unknown field sku, known:"),

@@ -52,8 +52,11 @@ class Fields:
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A text; required unless it has a default."""
-        return str(self._take(name, default, str, "text"))
+        """A text; required, and not empty, unless it has a default."""
+        value = str(self._take(name, default, str, "text"))
+        if default is None and not value.strip():
+            raise self.error(f"{name} must not be empty")
+        return value
 
     def flag(self, name: str) -> bool:
         """True or false; false where it is left out."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -181,7 +182,8 @@ def load(path: Path | None) -> Platforms:
             tables[name] = {**tables.get(name, {}), **table}
             read[name] = _sku(file, name, tables[name])
         skus = read | {name: sku for name, sku in skus.items() if name not in read}
-    books = tuple(_book(file, raw, skus) for file, raw in reversed(sources))
+    backends = dict.fromkeys(name for file, raw in sources for name in _tables(file, raw, "backend"))
+    books = tuple(_book(file, raw, skus, backends) for file, raw in reversed(sources))
     named = [name for book in reversed(books) for name in book.backends()]
     return Platforms(skus, tuple(dict.fromkeys(named)), books)
 
@@ -216,6 +218,8 @@ def _tables(file: str, raw: Mapping[str, Any], name: str) -> dict[str, dict[str,
 
 def _sku(file: str, name: str, table: Any) -> Sku:
     with Fields(file, f"[sku.{name}]", table) as fields:
+        if name == "all":
+            raise fields.error("is what --ep-sku calls every sku: give it another name")
         sku = Sku(
             name=name,
             gpus_per_node=fields.count("gpus_per_node"),
@@ -235,13 +239,13 @@ def _sku(file: str, name: str, table: Any) -> Sku:
     return sku
 
 
-def _book(file: str, raw: Mapping[str, Any], skus: Mapping[str, Sku]) -> Book:
-    backends = _tables(file, raw, "backend")
-    claims = (claim for name, modes in backends.items() for claim in _claims(file, name, modes, skus))
+def _book(file: str, raw: Mapping[str, Any], skus: Mapping[str, Sku], backends: Collection[str]) -> Book:
+    claimed = _tables(file, raw, "backend")
+    claims = (claim for name, modes in claimed.items() for claim in _claims(file, name, modes, skus))
     refused = raw.get("refused", [])
     if not isinstance(refused, list):
         raise pytest.UsageError(f"{file}: refused must be tables [[refused]]")
-    refusals = (_refusal(file, number, table, skus) for number, table in enumerate(refused, 1))
+    refusals = (_refusal(file, number, table, skus, backends) for number, table in enumerate(refused, 1))
     return Book(tuple(claims), tuple(refusals))
 
 
@@ -266,9 +270,11 @@ def _claims(file: str, backend: str, modes: Mapping[str, Any], skus: Mapping[str
             yield claim
 
 
-def _refusal(file: str, number: int, table: Any, skus: Mapping[str, Sku]) -> Refusal:
+def _refusal(
+    file: str, number: int, table: Any, skus: Mapping[str, Sku], backends: Collection[str]
+) -> Refusal:
     with Fields(file, f"[[refused]] {number}", table) as fields:
-        return Refusal(
+        refusal = Refusal(
             backends=fields.texts("backends"),
             modes=fields.texts("modes", MODES),
             precisions=fields.texts("precisions", PRECISIONS),
@@ -277,3 +283,10 @@ def _refusal(file: str, number: int, table: Any, skus: Mapping[str, Sku]) -> Ref
             above_tokens=fields.optional_count("above_tokens"),
             skip=Skip(fields.text("code"), fields.text("reason"), fields.text("link", "")),
         )
+        if not re.fullmatch(r"[a-z0-9-]+", refusal.skip.code):
+            raise fields.error(f"code must be in a-z, 0-9 and -, not {refusal.skip.code!r}")
+        for name in refusal.backends:
+            if name not in backends:
+                known = f"known: {', '.join(backends)}; one of your own needs a table [backend.NAME]"
+                raise fields.error(f"backends has no {name!r}, {known}")
+    return refusal
