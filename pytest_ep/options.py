@@ -47,6 +47,8 @@ CLOCKS = ("auto", *record.CLOCKS)
 DEVICE_CLOCKS = {"event", "graph", "kernel"}
 TARGET_CI = 1.0
 TIME_BUDGET = 2.0
+MOST_SECONDS = 1e7
+"""Of any time: what waits for it takes no longer ones."""
 MOST_IDLE = 10.0
 """Seconds of a pause of --ep-idle at most: a silent rank is taken for a lost one."""
 
@@ -260,7 +262,8 @@ def _refusing(option: str, parse: Callable[[str], Value]) -> Callable[[str], Val
 
 
 def _whole(text: str, limit: int) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= limit):
+    # Its length first: Python refuses to read thousands of digits.
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and 1 <= int(text) <= limit):
         raise ValueError(f"{text!r} is not a whole number from 1 to {limit}")
     return int(text)
 
@@ -334,21 +337,25 @@ def _requirement(text: str) -> str:
     return text
 
 
-def _seconds(text: str) -> float:
+def _positive(text: str, what: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise ValueError(f"{text!r} is not a positive number of seconds")
+        raise ValueError(f"{text!r} is not a positive number of {what}")
+    return value
+
+
+def _seconds(text: str, unit: float = 1.0) -> float:
+    value = _positive(text, "seconds") * unit
+    if value > MOST_SECONDS:
+        raise ValueError(f"is more than {MOST_SECONDS:.0f} seconds")
     return value
 
 
 def _percent(text: str) -> float:
-    try:
-        return _seconds(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a positive number of percent") from None
+    return _positive(text, "percent")
 
 
 def _repeat(text: str) -> Repeat:
@@ -363,7 +370,7 @@ def duration(text: str) -> float:
     units = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
     if text[len(number) :] not in units:
         raise ValueError(f"{text!r} is no duration: a number and us, ms, s, m or h, as 20m")
-    return _seconds(number) * units[text[len(number) :]]
+    return _seconds(number, units[text[len(number) :]])
 
 
 def _pauses(text: str) -> tuple[str, ...]:

@@ -420,6 +420,9 @@ def test_a_shape_of_ones_own_is_named_after_its_numbers() -> None:
         ("hidden=4096,experts=-8,top_k=2", "experts must be a positive whole number, not '-8'"),
         ("hidden=4096,experts=8,top_k", "top_k must be a positive whole number, not ''"),
         ("hidden=4096,experts=8,top_k=9", "top_k 9 is more than 8 experts"),
+        ("hidden=64,experts=99999999999999999999999,top_k=2", "experts must be at most 1048576, not 9999999"),
+        ("hidden=1048577,experts=8,top_k=2", "hidden must be at most 1048576, not 1048577"),
+        (f"hidden={'9' * 5000},experts=8,top_k=2", "hidden must be at most 1048576, not 9999999"),
         ("hidden=63,experts=8,top_k=2", "hidden must be at least 64, not 63"),
     ],
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MIN_HIDDEN = 64
+MOST = 2**20
+"""Of anything in a shape of one's own: far above any model, and numbers of that size still multiply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,11 @@ def parse_shape(text: str) -> Shape:
             raise ValueError(f"no field {field!r}, write hidden=H,experts=E,top_k=K")
         if field in sizes:
             raise ValueError(f"{field} is given twice")
-        if not (value.isascii() and value.isdigit() and int(value)):
+        if not (value.isascii() and value.isdigit() and value.strip("0")):
             raise ValueError(f"{field} must be a positive whole number, not {value!r}")
+        # Its length first: Python refuses to read thousands of digits.
+        if len(value) > 20 or int(value) > MOST:
+            raise ValueError(f"{field} must be at most {MOST}, not {value}")
         sizes[field] = int(value)
     if missing := [field for field in _LETTERS if field not in sizes]:
         raise ValueError(f"{' and '.join(missing)} missing, write hidden=H,experts=E,top_k=K")
