@@ -283,9 +283,10 @@ def test_an_ep_size_of_some_skus_is_a_cell_of_those_alone() -> None:
     assert {one.cell.key.sku for one in cells} == {"gb200", "gb300", "cpu"}
 
 
-def test_known_ep_sizes_are_those_of_the_skus_and_of_the_launch() -> None:
+def test_known_ep_sizes_are_those_of_the_skus_and_on_the_machines_own_of_the_launch() -> None:
     assert known_ep_sizes(Selection(), H200, PLATFORMS, 6) == {1, 2, 4, 6, 8, 16}
     assert known_ep_sizes(Selection(sku="gb200"), H200, PLATFORMS, 8) == {1, 2, 4, 8, 16, 32, 64}
+    assert known_ep_sizes(Selection(sku="h200"), CPU, PLATFORMS, 3) == {1, 2, 4, 8, 16}
     assert known_ep_sizes(Selection(), CPU, PLATFORMS, 1) is None
     assert known_ep_sizes(Selection(), A100, PLATFORMS, 1) is None
 

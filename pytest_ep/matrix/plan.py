@@ -20,6 +20,7 @@ from pytest_ep.matrix.machine import VISIBLE
 from pytest_ep.matrix.machine import Machine
 from pytest_ep.matrix.platforms import UNLISTED_EP_SIZES
 from pytest_ep.matrix.platforms import Platforms
+from pytest_ep.matrix.platforms import Sku
 from pytest_ep.matrix.routing import UNIFORM
 from pytest_ep.matrix.routing import Routing
 from pytest_ep.matrix.shapes import DEFAULT_MODEL
@@ -128,14 +129,21 @@ def plan(
 def known_ep_sizes(
     selection: Selection, machine: Machine, platforms: Platforms, ranks: int
 ) -> set[int] | None:
-    """The EP sizes of the selected SKUs, and the number of ranks launched; None where any size will do."""
-    sizes = {ranks}
+    """The EP sizes of the selected SKUs, and of the machine's own the number of ranks launched.
+
+    None where any size will do.
+    """
+    sizes: set[int] = set()
     for name in _skus(selection, machine, platforms):
         sku = platforms.sku(name)
         if sku.any_ep_size:
             return None
-        sizes.update(sku.ep_sizes)
+        sizes.update(_ep_sizes(sku, sku.ep_sizes, machine, ranks))
     return sizes
+
+
+def _ep_sizes(sku: Sku, listed: Iterable[int], machine: Machine, ranks: int) -> set[int]:
+    return {*listed, ranks} if sku.name == machine.sku else {*listed}
 
 
 def _skus(selection: Selection, machine: Machine, platforms: Platforms) -> tuple[str, ...]:
@@ -176,9 +184,8 @@ class _Planner:
     def ep_sizes(self, sku: str, selection: Selection) -> tuple[int, ...]:
         """The selected EP sizes that the sku has: those listed, and the ranks launched on this machine."""
         known = self.platforms.sku(sku)
-        sizes = set(known.ep_sizes if self.listed else UNLISTED_EP_SIZES)
-        if sku == self.machine.sku:
-            sizes.add(self.ranks)
+        listed = known.ep_sizes if self.listed else UNLISTED_EP_SIZES
+        sizes = _ep_sizes(known, listed, self.machine, self.ranks)
         if selection.ep_sizes is None:
             return tuple(sorted(sizes))
         any_size = known.any_ep_size or not self.listed
