@@ -94,8 +94,8 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def _add_selection(add: Callable[..., None]) -> None:
-    add("--ep-sku", str, "NAME|all", "Cases of this sku instead of the machine's own")
-    add("--ep-platforms", str, "FILE", "TOML file that adds to or overrides the built-in platforms")
+    add("--ep-sku", _some, "NAME|all", "Cases of this sku instead of the machine's own")
+    add("--ep-platforms", _some, "FILE", "TOML file that adds to or overrides the built-in platforms")
     add("--ep-size", _counts(MAX_EP_SIZE), "LIST", "EP sizes, as 2,8 or 1..16 for the powers of two in it")
     text = "Tokens per rank, as 1,64 or 1..512 for the powers of two"
     add("--ep-tokens", _counts(MAX_TOKENS), "LIST", text)
@@ -118,7 +118,7 @@ def _add_run(add: Callable[..., None], flag: Callable[[str, str], None]) -> None
     add("--ep-case-timeout", _seconds, "SECONDS", text, CASE_TIMEOUT)
     text = "Stop before the first case that would end later, as 90s or 20m"
     add("--ep-session-budget", duration, "TIME", text)
-    add("--ep-resume", str, "FILE", "Take over what an earlier run's result file or journal has finished")
+    add("--ep-resume", _some, "FILE", "Take over what an earlier run's result file or journal has finished")
     add("--ep-repeat", _repeat, "N|TIME", "Repeat each case's oracle N times, or for a time as 90s or 10m")
     text = "Fill receive buffers and outputs with a signalling pattern before each checked exchange"
     flag("--ep-poison", text)
@@ -139,7 +139,7 @@ def _add_timing(add: Callable[..., None], flag: Callable[[str, str], None]) -> N
     flag("--ep-flush-l2", "Overwrite the device's L2 cache before each timed pair, outside its windows")
     add("--ep-idle", _pauses, "LIST", "Also time the first pair after a pause, as 1ms,100ms", ())
     text = "After timing, run one more pair of each case under torch.profiler; a trace per rank goes into DIR"
-    add("--ep-profile", str, "DIR", text)
+    add("--ep-profile", _some, "DIR", text)
 
 
 def platforms_file(config: pytest.Config) -> Path | None:
@@ -259,6 +259,12 @@ def _refusing(option: str, parse: Callable[[str], Value]) -> Callable[[str], Val
             raise pytest.UsageError(f"{option} {text}: {error}") from None
 
     return parsed
+
+
+def _some(text: str) -> str:
+    if not text.strip():
+        raise ValueError("is empty, give a value or drop the option")
+    return text
 
 
 def _whole(text: str, limit: int) -> int:

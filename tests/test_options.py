@@ -203,6 +203,10 @@ def test_an_ep_size_that_no_selected_sku_has_is_an_error(parse: Callable[..., Op
 
 
 WRONG = [
+    ("--ep-sku", "", "is empty, give a value or drop the option"),
+    ("--ep-platforms", " ", "is empty, give a value or drop the option"),
+    ("--ep-resume", "", "is empty, give a value or drop the option"),
+    ("--ep-profile", "", "is empty, give a value or drop the option"),
     ("--ep-size", "0", "'0' is not a whole number from 1 to 1024"),
     ("--ep-size", "x", "'x' is not a whole number from 1 to 1024"),
     ("--ep-size", "2,2", "2 is given twice"),
