@@ -187,7 +187,7 @@ def parse_options(
         time_budget=config.getoption("ep_time_budget"),
         flush_l2=config.getoption("ep_flush_l2"),
         idle=config.getoption("ep_idle"),
-        profile=_new_folder("--ep-profile", config.getoption("ep_profile")),
+        profile=_trace_folder(config),
     )
 
 
@@ -388,10 +388,21 @@ def _pauses(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _new_folder(option: str, text: str | None) -> Path | None:
-    folder = Path(text) if text else None
-    if folder is not None and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise pytest.UsageError(f"{option} {text}: is there already and not empty, name another folder")
+def _trace_folder(config: pytest.Config) -> Path | None:
+    """The folder of ``--ep-profile``, made now: traces are written once a case has been timed."""
+    text = config.getoption("ep_profile")
+    if text is None:
+        return None
+    folder = Path(text)
+    try:
+        used = folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
+        if not (used or config.option.collectonly):
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"cannot be made, {error.strerror}"
+        raise pytest.UsageError(f"--ep-profile {text}: {why}: name another folder") from None
+    if used:
+        raise pytest.UsageError(f"--ep-profile {text}: is there already and not empty, name another folder")
     return folder
 
 

@@ -149,7 +149,8 @@ def test_the_options_of_timing(parse: Callable[..., Options], tmp_path: Path) ->
     assert options.clocks == ("graph", "event", "kernel")
     assert (options.target_ci, options.time_budget, options.flush_l2) == (0.5, 0.5, True)
     assert (options.idle, options.profile) == (("1ms", "250us", "2s"), tmp_path / "new")
-    assert parse(f"--ep-profile={tmp_path}").profile == tmp_path, "an empty folder will do"
+    folder = tmp_path / "new"
+    assert parse(f"--ep-profile={folder}").profile == folder, "an empty folder will do"
 
 
 @pytest.mark.parametrize(
@@ -176,6 +177,30 @@ def test_traces_are_not_mixed_with_what_is_in_a_folder(parse: Callable[..., Opti
         assert (
             str(raised.value) == f"--ep-profile {path}: is there already and not empty, name another folder"
         )
+
+
+def test_the_folder_of_traces_is_made_at_once_unless_nothing_is_run(
+    parse: Callable[..., Options], tmp_path: Path
+) -> None:
+    folder = tmp_path / "a" / "b"
+    parse("--collect-only", f"--ep-profile={folder}")
+    assert not folder.parent.exists()
+    parse(f"--ep-profile={folder}")
+    assert folder.is_dir()
+
+
+def test_a_folder_of_traces_that_cannot_be_made_is_one_line(
+    parse: Callable[..., Options], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    for path, why in {
+        "/proc/x": "No such file or directory",
+        tmp_path / "file" / "x": "Not a directory",
+        tmp_path / ("x" * 300): "File name too long",
+    }.items():
+        with pytest.raises(pytest.UsageError) as raised:
+            parse(f"--ep-profile={path}")
+        assert str(raised.value) == f"--ep-profile {path}: cannot be made, {why}: name another folder"
 
 
 def test_the_platforms_file_is_a_path(configure: Callable[..., pytest.Config]) -> None:
