@@ -118,6 +118,23 @@ def test_ranks_of_mpich_below_a_script_each_share_a_port_or_are_told_to_name_one
     assert read_identity(bare).run == f"mpi-{os.getpid()}-0"
 
 
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0 in the environment is not below WORLD_SIZE=0"),
+        ({"RANK": "1", "WORLD_SIZE": "1"}, "RANK=1 in the environment is not below WORLD_SIZE=1"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "0"},
+            "LOCAL_WORLD_SIZE=0 in the environment is below 1",
+        ),
+    ],
+)
+def test_a_rank_that_cannot_be_is_refused(variables: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match="launch with torchrun") as raised:
+        read_identity(variables)
+    assert str(raised.value) == f"{said}: launch with torchrun"
+
+
 def test_a_port_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="MASTER_PORT=70000 in the environment is above 65535"):
         read_identity({**SRUN, "MASTER_PORT": "70000"})

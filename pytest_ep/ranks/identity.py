@@ -33,7 +33,7 @@ class Identity:
 def read_identity(env: Mapping[str, str] = os.environ) -> Identity:
     """Read torchrun's variables, or srun's or mpirun's; alone without them.
 
-    Raises ValueError, one line, where a variable is no number or no rendezvous is named.
+    Raises ValueError, one line, where a variable is no number or cannot be, or no rendezvous is named.
     """
     env = as_torchrun(env)
     if "RANK" not in env or "WORLD_SIZE" not in env:
@@ -50,6 +50,11 @@ def read_identity(env: Mapping[str, str] = os.environ) -> Identity:
         if not text.isdecimal():
             raise ValueError(f"{name}={text!r} in the environment is no number: launch with torchrun")
         numbers[name] = int(text)
+    if numbers["RANK"] >= numbers["WORLD_SIZE"]:
+        said = f"RANK={numbers['RANK']} in the environment is not below WORLD_SIZE={numbers['WORLD_SIZE']}"
+        raise ValueError(f"{said}: launch with torchrun")
+    if numbers["LOCAL_WORLD_SIZE"] < 1:
+        raise ValueError("LOCAL_WORLD_SIZE=0 in the environment is below 1: launch with torchrun")
     if numbers["WORLD_SIZE"] > 1 and not (env.get("MASTER_ADDR") and numbers["MASTER_PORT"]):
         raise ValueError("WORLD_SIZE is set but MASTER_ADDR or MASTER_PORT is not: launch with torchrun")
     if numbers["MASTER_PORT"] > LARGEST_PORT:
