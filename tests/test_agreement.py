@@ -80,3 +80,42 @@ def test_ranks_whose_hosts_take_turns_are_refused_on_every_rank(silenced: list[o
     run = run_of(0)
     Agreement(run, lambda run: None)._alike(said[:1] * 2 + said[1:2] * 2)
     assert run.ranks_by_host == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("failing", "stops"),
+    [
+        ([["m"], ["m"]], ""),
+        ([[], ["m"]], "rank 1 failed to collect what others did:\nof m"),
+        ([["m"], ["m", "n"]], "rank 1 failed to collect what others did:\nof m, n"),
+        ([["m", "n"], ["m"]], "rank 0 failed to collect what others did:\nof m, n"),
+    ],
+)
+def test_what_fails_to_be_collected_on_some_ranks_only_is_told(
+    silenced: list[object], failing: list[list[str]], stops: str
+) -> None:
+    said = [asdict(Collected("d", one, f"of {', '.join(one)}", "", {}, "a", 2)) for one in failing]
+    agreement = Agreement(run_of(0, lambda *_: said), lambda run: None)
+    if not stops:
+        agreement._compare([])
+        return
+    with pytest.raises(pytest.UsageError, match=f"^{stops}$"):
+        agreement._compare([])
+
+
+@pytest.mark.parametrize(
+    ("others", "by_cache", "sound"), [("abc", True, True), ("abc", False, False), ("a", True, False)]
+)
+def test_ranks_may_have_more_than_rank_0_where_lf_left_files_out(
+    silenced: list[object], others: str, by_cache: bool, sound: bool
+) -> None:
+    run = run_of(0)
+    run.config = SimpleNamespace(getoption=lambda name, default: by_cache)
+    agreement = Agreement(run, lambda run: None)
+    if sound:
+        agreement._compare_ids([["a", "b"], list(others)])
+        return
+    with pytest.raises(
+        pytest.UsageError, match="collected different cases.*" + ("drop --lf" if by_cache else "")
+    ):
+        agreement._compare_ids([["a", "b"], list(others)])

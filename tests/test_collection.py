@@ -21,6 +21,10 @@ import pytest
 from pytest_ep import EPSuite
 from pytest_ep.backends.torch_a2a import TorchA2A
 
+class Broken(TorchA2A):
+    def combine(self, problem, handle, staged):
+        return super().combine(problem, handle, staged) * 0
+
 class TestBaseline(EPSuite):
     backend = "torch_a2a"
 """
@@ -32,12 +36,15 @@ MORE = """
 @pytest.mark.skip(reason="mine")
 class TestSkipped(EPSuite):
     backend = TorchA2A
+
+class Named(Broken):
+    name = "broken"
+
+@pytest.mark.xfail(reason="known")
+class TestExpected(EPSuite):
+    backend = Named
 """
 AGAIN = """
-class Broken(TorchA2A):
-    def combine(self, problem, handle, staged):
-        return super().combine(problem, handle, staged) * 0
-
 class TestAgain(EPSuite):
     backend = Broken
 """
@@ -169,7 +176,7 @@ def test_a_suite_takes_parameters_of_other_fixtures_and_runs_without_pytests_cac
     ran: tuple[pytest.RunResult, dict[str, Any]],
 ) -> None:
     result, file = ran
-    result.assert_outcomes(passed=2, skipped=1, deselected=27, warnings=1)
+    result.assert_outcomes(passed=2, skipped=1, xfailed=1, deselected=36, warnings=1)
     assert len(file["benchmarks"]) == 2 * 3
 
 
@@ -178,4 +185,13 @@ def test_a_skip_of_a_tests_own_says_its_reason_and_no_place(
 ) -> None:
     result, file = ran
     result.stdout.fnmatch_lines(["skipped 1: skipped: mine"])
-    assert [one["reason"] for one in file["pytest_ep"]["skipped"]] == ["mine"]
+    assert [one["reason"] for one in file["pytest_ep"]["skipped"] if one["code"] == "skipped"] == ["mine"]
+
+
+def test_an_expected_failure_fails_no_run_and_leaves_its_reason_and_no_row(
+    ran: tuple[pytest.RunResult, dict[str, Any]],
+) -> None:
+    result, file = ran
+    assert result.ret == 0
+    (expected,) = [one for one in file["pytest_ep"]["skipped"] if one["code"] == "xfail"]
+    assert expected["reason"].startswith("known: combine_values: error ")

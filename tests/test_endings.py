@@ -18,7 +18,7 @@ from tests.faults.launch import tokens
 from tests.launching import python
 
 
-@pytest.mark.parametrize("fault", ["prints-and-exits", "segfault"])
+@pytest.mark.parametrize("fault", ["prints-and-exits", "dies-in-teardown"])
 def test_a_rank_that_dies_ends_the_run_and_loses_no_finished_case(faulty: FaultyRun, fault: str) -> None:
     outcome = faulty(f"{fault}@1")
 
@@ -26,7 +26,8 @@ def test_a_rank_that_dies_ends_the_run_and_loses_no_finished_case(faulty: Faulty
     assert outcome.seconds < 15 + 10
     assert (outcome.timed, outcome.failed()) == ([1, 2], [4])
     assert "rank 1 is gone" in outcome.said
-    assert re.search(r"rank 1 last seen in 'oracle before timing' of .*T00004\]", outcome.said)
+    step = "oracle before timing" if fault == "prints-and-exits" else "recording"
+    assert re.search(rf"rank 1 last seen in '{step}' of .*T00004\]", outcome.said)
     if fault == "prints-and-exits":
         assert "rank 1 printed:\n    last words" in outcome.said
     assert outcome.junit_failures == 1
@@ -173,3 +174,52 @@ def test_two_agents_run_one_ladder_and_neither_outlives_the_other_for_long(
         assert "the rendezvous store is gone" in said
         assert re.search(r"rank 2 was in .* s after its last step", said)
         assert not re.search(r"rank 3 was in", said), "one rank of a host reports"
+
+
+FINISH = """
+import time
+import pytest
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish():
+    open("finishing", "w").close()
+    time.sleep({seconds})
+"""
+TERMINATE = """
+import os, signal, subprocess, sys, time
+started = subprocess.Popen([sys.executable, *sys.argv[1:]])
+while not os.path.exists("finishing"):
+    time.sleep(0.05)
+started.send_signal(signal.SIGTERM)
+sys.exit(started.wait())
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.5, 30])
+def test_a_run_that_is_told_to_end_as_it_ends_blames_no_case_and_keeps_all(
+    pytester: pytest.Pytester, seconds: float
+) -> None:
+    pytester.makeconftest(FINISH.format(seconds=seconds))
+    pytester.makepyfile(terminate=TERMINATE, test_faulty=MODULE)
+    options = (f"--ep-shape={SHAPE}", "--ep-tokens=1,2", "--ep-iterations=3", "--ep-size=1", "-k=test_case")
+    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *options, "--benchmark-json=out.json")
+    result = python(pytester.path, "terminate.py", *command, env={"PYTHONPATH": str(ROOT)})
+
+    assert result.ret == 1
+    assert result.duration < 20
+    file = json.loads((pytester.path / "out.json").read_text())
+    assert {row["params"]["tokens"] for row in file["benchmarks"]} == {1, 2}
+    assert file["pytest_ep"]["failed"] == []
+    assert "FAILED" not in result.stdout.str()
+    if seconds > 5:
+        result.stderr.fnmatch_lines(
+            ["pytest_ep: this job was told to end (SIGTERM) while results were written: *"]
+        )
+
+
+def test_the_reporter_may_take_longer_to_write_than_a_rank_may_be_silent(
+    faulty: FaultyRun, pytester: pytest.Pytester
+) -> None:
+    pytester.makeconftest(FINISH.format(seconds=8))
+    outcome = faulty("", "-k=test_case and T00001")
+    assert (outcome.code, outcome.timed, outcome.failed()) == (0, [1], [])

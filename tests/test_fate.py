@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from pytest_ep.backends.torch_a2a import TorchA2A
+from pytest_ep.gate import complaints
+from pytest_ep.gate import judge
 from pytest_ep.matrix.cells import PROBE_NAMES
 from pytest_ep.matrix.cells import Cell
 from pytest_ep.matrix.cells import Key
 from pytest_ep.matrix.routing import UNIFORM
 from pytest_ep.matrix.shapes import Shape
+from pytest_ep.oracle.reduction import named
 from pytest_ep.ranks.ballot import AgreedExit
 from pytest_ep.ranks.ballot import Ballot
 from pytest_ep.ranks.fate import Fate
+from pytest_ep.ranks.fate import Vote
 from pytest_ep.ranks.identity import Identity
 from pytest_ep.ranks.pulse import Pulse
+from pytest_ep.reports import Reports
+from pytest_ep.results.record import Ledger
+from pytest_ep.run import PLANNED
 from pytest_ep.transports import ROUTING_LIMIT
+from pytest_ep.transports import Live
 from pytest_ep.transports import Transports
 from pytest_ep.transports import stop_on_different_routing
 from pytest_ep.workload import routes
@@ -48,24 +58,65 @@ def test_a_failed_case_is_everyones_and_the_next_case_runs_as_if_alone(faulty: F
 
 
 def test_setup_teardown_and_a_lone_skip_are_everyones_too(faulty: FaultyRun) -> None:
-    outcome = faulty("skips-alone@1:2,in-oracle@0+1:4,in-teardown@1:8")
+    # At the first T the others are about to build their groups, at the next a library ends the process.
+    outcome = faulty("skips-alone@1:1,gives-up@1:2,in-oracle@0+1:4,in-teardown@1:8")
 
     assert outcome.code == 1
-    assert outcome.failed() == [2, 4, 8]
-    assert outcome.timed == [1, 16]
+    assert outcome.failed() == [1, 2, 4, 8]
+    assert outcome.timed == [16]
+    assert outcome.seconds < 15
+    assert "rank 1 failed in oracle before timing: SystemExit: library gives up" in outcome.said
     assert re.search(
-        r"the ranks disagree on setup of .*T00002\]: rank 0 passed, rank 1 skipped", outcome.said
+        r"the ranks disagree on setup of .*T00001\]: rank 0 could not go on, rank 1 skipped \(only here\)",
+        outcome.said,
     )
     assert "rank 1 failed in teardown" in outcome.said
 
 
 def test_a_rank_that_skips_alone_while_others_recover_spares_the_next_case(faulty: FaultyRun) -> None:
-    outcome = faulty("in-teardown@1:2,skips-alone@1:4,in-teardown@0:8")
+    outcome = faulty("skips-inside@1:1,in-teardown@1:2,skips-alone@1:4,in-teardown@0:8")
 
     assert outcome.code == 1
-    assert outcome.failed() == [2, 4, 8]
-    assert outcome.timed == [1, 16]
-    assert re.search(r"rank 1 did not come to device health: it is at setup of .*T00004\]", outcome.said)
+    assert outcome.failed() == [1, 2, 4, 8]
+    assert outcome.timed == [16]
+    assert re.search(
+        r"the ranks disagree on setup of .*T00004\]: rank 0 could not go on, rank 1 skipped", outcome.said
+    )
+    assert (
+        "rank 1 failed in oracle before timing: it called pytest.skip, which not all ranks did: not today"
+        in outcome.said
+    )
+
+
+def test_what_fails_when_timed_again_is_not_charged_to_the_case_before(
+    faulty: FaultyRun,
+) -> None:
+    outcome = faulty("again@1:1")
+
+    assert outcome.code == 1
+    assert outcome.timed == EVERY_T
+    (failed,) = outcome.json["pytest_ep"]["failed"]
+    assert failed["case"].endswith("T00001] again, after the last")
+    assert "drift FAILED  rank 1 failed in timing: warm-up: " in outcome.said
+    assert re.search(r"^ep: .*T00001\] again, after the last: rank 1 failed in timing", outcome.said, re.M)
+
+
+def test_a_transport_that_cannot_be_closed_fails_the_run_and_no_case() -> None:
+    class Stuck:
+        def close(self) -> None:
+            raise OSError("still mapped")
+
+    run = one_rank()
+    transports = Transports(run)
+    facts = TorchA2A.modes["normal"]
+    sum_ = named("rank-sum-fp32", 1)
+    transports._live = Live(CELL.key, Stuck(), sum_, facts, CELL, 8, 1, None, 1)  # type: ignore[arg-type]
+    transports.close()
+    (failed,) = run.ledger
+    assert failed.reason == "rank 0 failed in closing the transport: OSError: still mapped"
+    assert (failed.probe, failed.outcome) == ("closing", "failed")
+    assert complaints(run) == [f"closing {CELL.key}: {failed.reason}"]
+    assert judge(run) == pytest.ExitCode.TESTS_FAILED
 
 
 def test_a_construction_that_fails_on_one_rank_ends_the_key_at_once(faulty: FaultyRun) -> None:
@@ -182,27 +233,66 @@ def test_ranks_whose_hosts_differ_stop_before_the_first_case(
     assert outcome.json == {}
 
 
-def test_routing_that_takes_long_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+CELL = Cell(Key("b", "cpu", 1, "normal", "bf16", "m"), Shape("m", 64, 16, 4), UNIFORM.name, 8)
+
+
+def one_rank() -> Any:
+    """What transports and reports need of a run."""
     ballot = Ballot(Identity(), None, Pulse())
-    selection = SimpleNamespace(routing=UNIFORM)
-    run = SimpleNamespace(
+    return SimpleNamespace(
+        active=True,
+        executed=1,
         fate=Fate(ballot, print),
         pulse=ballot.pulse,
         identity=Identity(),
-        options=SimpleNamespace(selection=selection),
+        options=SimpleNamespace(selection=SimpleNamespace(routing=UNIFORM), case_timeout=77.0),
+        config=SimpleNamespace(getoption=lambda name: None),
+        session=None,
+        began=0.0,
         trace_cache=None,
+        ledger=Ledger(),
     )
-    limits = []
+
+
+def test_a_test_that_is_no_case_has_the_time_of_a_case_to_give_a_sign_of_life() -> None:
+    run = one_rank()
+    reports = Reports(run)
+    item: Any = SimpleNamespace(nodeid="plain", stash=pytest.Stash())
+    protocol: Any = reports.pytest_runtest_protocol(item, None)
+    next(protocol)
+    assert (run.pulse.status().long, reports.current) == (77.0, item)
+    with pytest.raises(StopIteration):
+        protocol.send(None)
+    assert (run.pulse.status().long, reports.current) == (0.0, None)
+    item.stash[PLANNED] = object()
+    next(reports.pytest_runtest_protocol(item, None))  # type: ignore[call-overload]
+    assert run.pulse.status().long == 0.0
+
+
+def test_routing_that_takes_long_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, limits = one_rank(), []
 
     def load(*args: object, **options: object) -> Routes:
-        limits.append(ballot.pulse.status().long)
+        limits.append(run.pulse.status().long)
         return load_routes(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(routes, "load_routes", load)
-    cell = Cell(Key("b", "cpu", 1, "normal", "bf16", "m"), Shape("m", 64, 16, 4), UNIFORM.name, 8)
-    assert Transports(run)._routing(cell, 1).tokens == 8  # type: ignore[arg-type]
+    assert Transports(run)._routing(CELL, 1).tokens == 8
     assert limits == [ROUTING_LIMIT]
-    assert ballot.pulse.status().long == 0
+    assert run.pulse.status().long == 0
+
+
+def test_a_cause_that_loses_the_race_to_its_effect_is_told_below() -> None:
+    texts = [
+        "Traceback\nRuntimeError: closed by peer",
+        "conftest.py:1: in x\nE   OSError: bad handle\nconftest.py:5: OSError",
+    ]
+    votes = [Vote("failed", text, place) for text, place in zip(texts, (1, 2), strict=True)]
+    fate = Fate(SimpleNamespace(gather=lambda *_: votes, catch_up=list, pulse=Pulse()), print)  # type: ignore[arg-type]
+    _, failure = fate.settle("call", votes[0])
+    assert failure is not None
+    assert failure.reason == "rank 0 failed in call: RuntimeError: closed by peer"
+    assert failure.diagnosis.endswith("\nrank 1 failed after it: OSError: bad handle")
 
 
 def test_different_routing_stops_every_rank() -> None:
@@ -267,7 +357,8 @@ def test_rank_0s_selection_and_order_are_everyones(torchrun: Torchrun, pytester:
         "--ep-iterations=3",
         "-k=bf16",
     )
-    cache = ("-p", "cacheprovider", "-o", f"cache_dir={pytester.path / 'cache'}")
+    # One for each, as on hosts that share no folder.
+    cache = ("-p", "cacheprovider", "-o", f"cache_dir={pytester.path / 'cache$RANK'}")
     env = {"PYTHONPATH": str(ROOT), "PYTEST_EP_FAULT": "before-dispatch@1:4"}
 
     first = torchrun(2, *arguments, *cache, env=env)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_ep.ranks import watchdog
 from pytest_ep.ranks.ballot import Ballot
+from pytest_ep.ranks.bulletin import Bulletin
 from pytest_ep.ranks.identity import Identity
 from pytest_ep.ranks.pulse import Pulse
 from pytest_ep.ranks.pulse import Status
@@ -113,3 +117,89 @@ def test_a_rank_stops_watching_before_it_says_goodbye_as_the_store_may_be_gone_t
     ballot = Ballot(RANK_1, store, Pulse())  # type: ignore[arg-type]
     ballot.follow("goodbye", leads=False, limit=5.0, leave=lambda: store.noted.append("stopped"))
     assert store.noted == ["stopped", "goodbye/1"]
+
+
+class Kept(dict[str, bytes]):
+    """A store that keeps what is set."""
+
+    def set(self, key: str, value: bytes) -> None:
+        self[key] = value
+
+    def get(self, key: str, default: object = None) -> bytes:
+        return self[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+
+def test_a_rank_is_last_seen_where_it_began_its_last_step_whatever_the_watcher_saw_before_or_meanwhile() -> (
+    None
+):
+    store: Any = Kept()
+    pulse, bulletin = Pulse(), Bulletin(RANK_1)
+    ballot = Ballot(RANK_1, store, pulse)
+    ballot.begin_case("a")
+    ballot.enter("oracle")
+    bulletin.post(store, pulse.status())
+    bulletin.read(store)
+
+    ballot.begin_case("b")
+    seen = bulletin.seen(store)[1]
+    assert seen is not None
+    assert (seen.case, seen.phase) == ("b", "setup")
+    assert bulletin.seen(None)[1] != seen, "without the store there is the notice alone"
+
+    pulse.beat("waiting")
+    bulletin.post(store, pulse.status())
+    bulletin.read(store)
+    seen = bulletin.seen(store)[1]
+    assert seen is not None
+    assert (seen.case, seen.phase) == ("b", "waiting")
+
+
+@pytest.mark.parametrize(
+    "step", [lambda ballot: ballot.gather("t", 1), lambda ballot: ballot.enter("s")], ids=["gather", "enter"]
+)
+def test_a_single_rank_keeps_out_of_the_watchers_way_too(step: Callable[[Ballot], object]) -> None:
+    ballot = Ballot(Identity(), None, Pulse())
+    ballot.closing = True
+    goes_on = threading.Thread(target=step, args=(ballot,), daemon=True)
+    goes_on.start()
+    goes_on.join(0.3)
+    assert goes_on.is_alive()
+    ballot.closing = False
+    goes_on.join(5)
+    assert not goes_on.is_alive()
+
+
+SIGNALS = """
+import asyncio, os, signal, sys, time
+from pytest_ep.ranks.ballot import Ballot
+from pytest_ep.ranks.identity import Identity
+from pytest_ep.ranks.pulse import Pulse
+from pytest_ep.ranks.watchdog import Limits, Watchdog
+
+async def main():
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, print)
+
+ends = {"report": lambda ending: print(ending.cause), "printed": str, "free": lambda: None}
+ballot = Ballot(Identity(), None, Pulse())
+watchdog = Watchdog(Identity(), None, ballot, Limits(60.0, 600.0), **ends, stderr=2)
+watchdog.start()
+asyncio.run(main())
+if sys.argv[2] == "listens":
+    watchdog.listen()
+os.kill(os.getpid(), int(sys.argv[1]))
+time.sleep(20)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "listens"), [(signal.SIGTERM, ""), (signal.SIGHUP, "listens")], ids=["term", "hangup"]
+)
+def test_a_signal_is_heard_although_an_asyncio_loop_has_closed(
+    tmp_path: Path, number: signal.Signals, listens: str
+) -> None:
+    result = python(tmp_path, "-c", SIGNALS, str(number.value), listens)
+    assert (result.ret, result.outlines) == (1, [f"this job was told to end ({number.name})"])
+    assert result.duration < 10

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -64,6 +65,11 @@ def _index_out_of_bounds() -> None:
     table[torch.tensor([5], device="cuda")].sum().item()
 
 
+def _passed(tokens: int) -> bool:
+    """Whether the fault's case is timed again after one of ``tokens``."""
+    return tokens in Faulty.dispatched
+
+
 def _print_and_exit() -> None:
     print("last words")
     time.sleep(1)
@@ -86,10 +92,14 @@ FAULTS: dict[str, Callable[[], object]] = {
     "before-dispatch": _raise,
     "between": _raise,
     "in-combine": _raise,
+    "gives-up": lambda: sys.exit("library gives up"),
+    "skips-inside": lambda: pytest.skip("not today"),
+    "again": lambda: _raise() if _passed(16) else None,
     "in-setup": _raise,
     "in-oracle": _raise,
     "in-recording": _raise,
     "in-teardown": _raise,
+    "dies-in-teardown": lambda: os._exit(1),
     "spins": _spin,
     "native-wait": lambda: ctypes.CDLL(None).pause(),
     "holds-the-gil": lambda: ctypes.PyDLL(None).sleep(10_000),
@@ -101,11 +111,13 @@ FAULTS: dict[str, Callable[[], object]] = {
 WHERE = {
     "killed-inside": "exchange",
     "between": "receive",
+    "gives-up": "receive",
     "in-combine": "combine",
     "in-setup": "construct",
     "in-oracle": "oracle",
     "in-recording": "recording",
     "in-teardown": "teardown",
+    "dies-in-teardown": "teardown",
     "skips-alone": "setup",
     "exit-fixture": "fixture",
 }
@@ -124,6 +136,7 @@ class Faulty(TorchA2A):
 
     name: ClassVar[str] = "faulty"
     maturity: ClassVar[str] = "candidate"
+    dispatched: ClassVar[set[int]] = set()
 
     def __init__(self, ranks: Ranks, shape: Shape, mode: str, precision: str, max_tokens: int) -> None:
         """Construct, or fail at it."""
@@ -132,6 +145,7 @@ class Faulty(TorchA2A):
 
     def dispatch(self, problem: Problem) -> Exchange:
         """Dispatch, or fail before."""
+        self.dispatched.add(problem.tokens)
         strike("dispatch", problem.tokens)
         if RANKS_DIE_INSIDE:
             super()._all_to_all(problem.x.new_zeros(self._ranks.size))
