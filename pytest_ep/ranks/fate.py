@@ -104,26 +104,11 @@ class Fate:
         """Do ``work`` on every rank and return what each said, by rank (pickled values).
 
         Where it raised on any rank, every rank raises AgreedFailure with the first failing rank's phase
-        and traceback; where it raised Unavailable and nothing else, every rank raises AgreedSkip.
+        and traceback; where it raised Unavailable and nothing else, or called pytest.skip on all ranks, every
+        rank raises AgreedSkip.
         """
         self.ballot.enter(phase)
-        try:
-            vote = Vote("passed", value=work())
-        except (AgreedFailure, AgreedSkip):  # every rank raises it
-            raise
-        except Unavailable as refusal:
-            place = self.leave(phase)
-            vote = Vote("skipped", refusal.reason, place, (refusal.code, refusal.reason))
-        except pytest.skip.Exception as skip:
-            vote = Vote("skips", str(skip), self.leave(phase))
-        except pytest.exit.Exception as error:
-            vote = Vote("left", str(error), self.leave(phase))
-        except (Exception, pytest.fail.Exception, SystemExit):  # the last two are no Exception
-            text = traceback.format_exc()
-            place = self.leave(phase)
-            if place == 1:  # a later rank mostly fails of what the first one left it with
-                self.say_failed(phase, text)
-            vote = Vote("failed", text, place)
+        vote = self._attempt(phase, work)
         try:
             votes = self.ballot.gather(f"{STEP}{phase}", vote)
         except OutOfStep as apart:
@@ -140,6 +125,26 @@ class Fate:
             # The lowest rank's, so that the reason is the same in every run.
             raise AgreedSkip(*next(vote.skip for vote in votes if vote.skip is not None))
         return [vote.value for vote in votes]
+
+    def _attempt(self, phase: str, work: Callable[[], Any]) -> Vote:
+        """Do ``work``; free the peers where it does not come to its end."""
+        try:
+            return Vote("passed", value=work())
+        except (AgreedFailure, AgreedSkip):  # every rank raises it
+            raise
+        except Unavailable as refusal:
+            place = self.leave(phase)
+            return Vote("skipped", refusal.reason, place, (refusal.code, refusal.reason))
+        except pytest.skip.Exception as skip:
+            return Vote("skips", str(skip), self.leave(phase))
+        except pytest.exit.Exception as error:
+            return Vote("left", str(error), self.leave(phase))
+        except (Exception, pytest.fail.Exception, SystemExit):  # the last two are no Exception
+            text = traceback.format_exc()
+            place = self.leave(phase)
+            if place == 1:  # a later rank mostly fails of what the first one left it with
+                self.say_failed(phase, text)
+            return Vote("failed", text, place)
 
     def settle(self, phase: str, vote: Vote) -> tuple[list[Vote], Failure | None]:
         """Compare the ranks' reports of one phase of one item; return the votes and what all must report.
