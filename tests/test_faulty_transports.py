@@ -14,8 +14,8 @@ from pytest_ep.oracle.checks import COMBINE_REL_TOL
 from tests.faults import transports
 from tests.launching import Torchrun
 
-SMALL, DEEPSEEK = "h512e256k8", "deepseek_v3"
-HIDDEN = {SMALL: 512, DEEPSEEK: 7168}
+SMALL, DEEPSEEK = "h128e256k8", "deepseek_v3"
+HIDDEN = {SMALL: 128, DEEPSEEK: 7168}
 CELLS = {
     2: [(SMALL, 1), (SMALL, 8), (SMALL, 512)],
     4: [(SMALL, 1), (SMALL, 8), (SMALL, 512), (DEEPSEEK, 1)],
@@ -98,7 +98,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         f"--ep-size={ep_size}",
         f"--ep-tokens={','.join(str(tokens) for tokens in sorted({tokens for _, tokens in CELLS[ep_size]}))}",
         f"--ep-iterations={ITERATIONS}",
-        "--ep-shape=hidden=512,experts=256,top_k=8",
+        "--ep-shape=hidden=128,experts=256,top_k=8",
         f"--ep-model={DEEPSEEK}",
         "--ep-precision=bf16",
         "-k",
