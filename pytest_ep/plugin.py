@@ -132,8 +132,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Release what was held where nothing was collected at all."""
+    """Release what was held where nothing was collected at all; tell the launch that this is the end."""
     from pytest_ep.run import RUN
+
+    if config.getoption("ep_nproc") is not None:
+        from pytest_ep.ranks.launch import say_ended
+
+        say_ended(os.environ)
 
     run = config.stash.get(RUN, None)
     if run is not None and run.held is not None and not run.active:

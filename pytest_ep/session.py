@@ -95,7 +95,7 @@ class EPSession:
         self._finishing = threading.Event()
         self._finished = threading.Event()
         limits = Limits(rank=run.options.rank_timeout, case=run.options.case_timeout)
-        if run.config.option.usepdb or run.config.option.trace:
+        if any(run.config.getoption(name, False) for name in ("usepdb", "trace")):
             limits = Limits(rank=DEBUGGING, case=DEBUGGING)
         self.watchdog = Watchdog(
             run.identity,
@@ -287,8 +287,9 @@ class EPSession:
         """Write report, JUnit and results from what this rank knows. In the watchdog's thread."""
         run = self._run
         if self._finishing.is_set() and run.reporter:  # the main thread is at it, and no case is to come
-            if not self._finished.wait(LAST_WRITING):
-                run.say(f"{ending.cause} while results were written: what they lack is in the journal")
+            done = self._finished.wait(LAST_WRITING)
+            lacks = "" if done else ": what they lack is in the journal"
+            run.say(f"{ending.cause}, while results were written{lacks}")
             return
         run.reporter = True
         if run.held is not None:

@@ -56,6 +56,15 @@ def test_nproc_runs_as_many_ranks_and_returns_0_where_all_passed(launch: Launch)
     assert sum("test session starts" in line for line in result.outlines) == 1, "more than one rank reports"
 
 
+def test_nproc_returns_1_where_all_ranks_leave_as_if_all_were_well(
+    launch: Launch, pytester: pytest.Pytester
+) -> None:
+    pytester.makeconftest("import os\n\ndef pytest_runtest_call():\n    os._exit(0)\n")
+    result = launch("--ep-nproc=2", "-k", "unrelated", "test_it.py")
+    assert result.ret == 1
+    result.stderr.fnmatch_lines(["pytest_ep: rank 0 left with exit code 0 before its session had ended*"])
+
+
 def test_nproc_returns_1_where_a_test_failed_on_a_rank_that_is_silent(launch: Launch) -> None:
     result = launch("-k", "test_case or failing", env={"PYTEST_ADDOPTS": "--ep-nproc 2"})
     assert result.ret == 1

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 EXIT_FILE = "PYTEST_EP_EXIT_FILE"
-"""Names the file in which the reporting rank leaves its exit code, which torchrun flattens to 1."""
+"""Names the file in which the reporting rank leaves its exit code, which torchrun flattens to 1.
+
+Rank 0 of a session without EP cases leaves it empty: it has come to its end.
+"""
 PR_SET_PDEATHSIG = 1
 """Of prctl: the signal that a process gets once the one that started it is gone. Linux."""
 
@@ -29,7 +32,8 @@ def has_launched(env: Mapping[str, str]) -> bool:
 def launch(nproc: int, arguments: Sequence[str]) -> int:
     """Run pytest with ``arguments`` in ``nproc`` ranks on this node; return rank 0's exit code.
 
-    Returns torchrun's own where rank 0 left none, and where it left a 0 although a rank failed after that.
+    Returns torchrun's own where rank 0 left none, and where it left a 0 although a rank failed after that; 1
+    where no rank failed and yet rank 0 did not come to its session's end.
     """
     with tempfile.TemporaryDirectory(prefix="pytest_ep-") as folder:
         left = Path(folder) / "exit"
@@ -39,11 +43,21 @@ def launch(nproc: int, arguments: Sequence[str]) -> int:
         # torchrun would set it to 1 itself, with a banner.
         env.setdefault("OMP_NUM_THREADS", "1")
         ended = _wait(subprocess.Popen(command, env=env))
+        if not ended and not left.exists():
+            said = "rank 0 left with exit code 0 before its session had ended, so nothing says what passed"
+            print(f"pytest_ep: {said}: look for what ends the process", file=sys.stderr)
+            return 1
         return _left(left) or ended
 
 
+def say_ended(env: Mapping[str, str]) -> None:
+    """Leave word that this rank's session has come to its end, where it reports for a launch."""
+    if has_launched(env) and env["RANK"] == "0":
+        Path(env[EXIT_FILE]).touch()
+
+
 def _left(path: Path) -> int:
-    return int(path.read_text()) if path.exists() else 0
+    return int(path.read_text() or 0) if path.exists() else 0
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
@@ -102,7 +116,7 @@ def main(parent: int, arguments: list[str]) -> int:
 
 def _say_unreported(error: ChildFailedError) -> None:
     left = Path(os.environ[EXIT_FILE])
-    if left.exists() and _left(left) == 0:
+    if left.exists() and left.read_text() == "0":
         rank, failure = error.get_first_failure()
         print(
             f"pytest_ep: rank {rank} ended with exit code {failure.exitcode} after rank 0 reported a pass: "
