@@ -71,7 +71,7 @@ def write_wheel(folder: Path, name: str, version: str, source: str = "", needs: 
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with wheels, and with the environments that the tests share."""
     folder = tmp_path_factory.mktemp("shelf")
-    for version, pause in (("1.0", 0.002), ("2.0", 0.01)):
+    for version, pause in (("1.0", 0.005), ("2.0", 0.06)):
         write_wheel(folder, "smalltransport", version, f"PAUSE = {pause}\n")
     write_wheel(folder, "smalltransport", "3.0", needs=["numpy", "torch>=99"])
     write_wheel(folder, "smalltransport", "4.0", needs=["needed[more]>=1", "absent; extra == 'not-asked'"])
