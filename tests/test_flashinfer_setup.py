@@ -27,7 +27,7 @@ REFUSALS = [
         "[MnnvlMemory] POSIX fd exchange via SCM_RIGHTS requires all ranks to share the same host, but a, b",
         "needs-fabric",
     ),
-    ("[fd_exchange] timed out connecting to /tmp/x/fd.sock", "needs-shared-tmpdir"),
+    ("[fd_exchange] timed out connecting to x/fd.sock", "needs-shared-tmpdir"),
     ("AF_UNIX path too long", "needs-shared-tmpdir"),
     ("NVLink backends are not supported on EP ranks [1]; see their logs", "links-down"),
     ("NVLinkOneSidedAlltoAll is not supported on this platform.", "links-down"),

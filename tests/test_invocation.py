@@ -43,7 +43,7 @@ SIXTEEN = Identity(size=16, local_size=8)
         (SIXTEEN, {}, "WORLD_SIZE=16 python -m pytest cases"),
         (
             Identity(size=4, local_size=4),
-            {**TORCHRUN, EXIT_FILE: "/tmp/x"},
+            {**TORCHRUN, EXIT_FILE: "exit"},
             "python -m pytest cases --ep-nproc=4",
         ),
     ],
@@ -62,7 +62,7 @@ def test_the_result_file_of_its_own_that_each_run_has_is_left_out(result: list[s
 
 @pytest.mark.parametrize("option", [["--ep-nproc=4"], ["--ep-nproc", "4"]])
 def test_the_number_of_ranks_is_said_once_where_the_command_names_it(option: list[str]) -> None:
-    line = launch_line(["cases", *option], Identity(size=4, local_size=4), {EXIT_FILE: "/tmp/x"})
+    line = launch_line(["cases", *option], Identity(size=4, local_size=4), {EXIT_FILE: "exit"})
     assert line == " ".join(["python -m pytest cases", *option])
 
 
@@ -84,8 +84,13 @@ def test_variables_that_change_behaviour_are_kept_and_others_are_not() -> None:
 
 
 def test_what_a_launcher_makes_anew_each_time_is_nowhere() -> None:
-    first = {**TORCHRUN, "MASTER_PORT": "1", "NCCL_DEBUG": "WARN", "TORCHELASTIC_ERROR_FILE": "/tmp/a"}
-    second = {**first, "MASTER_PORT": "2", "TORCHELASTIC_RUN_ID": "b", "TORCHELASTIC_ERROR_FILE": "/tmp/b"}
+    first = {**TORCHRUN, "MASTER_PORT": "1", "NCCL_DEBUG": "WARN", "TORCHELASTIC_ERROR_FILE": "a/error.json"}
+    second = {
+        **first,
+        "MASTER_PORT": "2",
+        "TORCHELASTIC_RUN_ID": "b",
+        "TORCHELASTIC_ERROR_FILE": "b/error.json",
+    }
     one = started(["cases", "--benchmark-json=1.json"], SIXTEEN, first)
     assert one == started(["cases", "--benchmark-json=2.json"], SIXTEEN, second)
     assert set(one) == {"argv", "launch", "environment"}

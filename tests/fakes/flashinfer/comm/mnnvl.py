@@ -184,7 +184,7 @@ def _offer_descriptor() -> None:
     late = _faults.active("fd-timeout")
     if late is not None:
         time.sleep(late.number)
-        raise RuntimeError("[fd_exchange] timed out connecting to /tmp/cuda_fd_xchg_1_0_x/fd.sock")
+        raise RuntimeError("[fd_exchange] timed out connecting to cuda_fd_xchg_1_0_x/fd.sock")
 
 
 def _share_agreed(comm: Any, refused: bool) -> None:
