@@ -178,8 +178,7 @@ class Collected:
     """What a rank says once it has collected: of its items, of what kept it from more, and of its host."""
 
     digest: str
-    failing: list[str]
-    errors: str
+    errors: dict[str, str]
     refusal: str
     facts: dict[str, str]
     host: str
@@ -270,8 +269,7 @@ class Agreement:
         run, mine = self._run, sorted(item.nodeid for item in items)
         collected = Collected(
             sha256("\n".join(mine).encode()).hexdigest(),
-            list(self._errors),
-            "\n".join(self._errors.values()),
+            self._errors,
             run.refusal,
             run.host_facts,
             platform.node(),
@@ -281,8 +279,9 @@ class Agreement:
         # What fails everywhere pytest itself reports.
         for rank, vote in enumerate(votes):
             for other in votes:
-                if set(vote.failing) - set(other.failing):
-                    self._stop(f"rank {rank} failed to collect what others did:\n{vote.errors}")
+                if vote.errors.keys() - other.errors.keys():
+                    texts = "\n".join(vote.errors.values())
+                    self._stop(f"rank {rank} failed to collect what others did:\n{texts}")
         if len({vote.digest for vote in votes}) > 1:
             self._compare_ids(run.fate.ballot.gather("collected ids", mine))
 

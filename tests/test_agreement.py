@@ -57,7 +57,7 @@ def test_a_rank_that_hears_of_another_s_end_writes_no_file_over_rank_0_s(
 
 
 def said_by(host: str, **facts: str) -> dict[str, Any]:
-    return asdict(Collected("digest", [], "", "", facts, host, 2))
+    return asdict(Collected("digest", {}, "", facts, host, 2))
 
 
 def test_another_version_of_this_plugin_is_named_whatever_else_it_says(silenced: list[object]) -> None:
@@ -87,14 +87,14 @@ def test_ranks_whose_hosts_take_turns_are_refused_on_every_rank(silenced: list[o
     [
         ([["m"], ["m"]], ""),
         ([[], ["m"]], "rank 1 failed to collect what others did:\nof m"),
-        ([["m"], ["m", "n"]], "rank 1 failed to collect what others did:\nof m, n"),
-        ([["m", "n"], ["m"]], "rank 0 failed to collect what others did:\nof m, n"),
+        ([["m"], ["m", "n"]], "rank 1 failed to collect what others did:\nof m\nof n"),
+        ([["m", "n"], ["m"]], "rank 0 failed to collect what others did:\nof m\nof n"),
     ],
 )
 def test_what_fails_to_be_collected_on_some_ranks_only_is_told(
     silenced: list[object], failing: list[list[str]], stops: str
 ) -> None:
-    said = [asdict(Collected("d", one, f"of {', '.join(one)}", "", {}, "a", 2)) for one in failing]
+    said = [asdict(Collected("d", {name: f"of {name}" for name in one}, "", {}, "a", 2)) for one in failing]
     agreement = Agreement(run_of(0, lambda *_: said), lambda run: None)
     if not stops:
         agreement._compare([])

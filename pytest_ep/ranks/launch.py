@@ -64,8 +64,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     """Wait for torchrun, whatever signal comes: the ranks report before they end."""
 
     def end(number: int, frame: object) -> None:
-        # Not SIGHUP as such: torchrun passes on what it gets, and of that the ranks die without a report.
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)  # whichever came: torchrun need know one end
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     if handlers[signal.SIGHUP] == signal.SIG_IGN:  # as nohup wants it
