@@ -173,9 +173,7 @@ def test_two_agents_run_one_ladder_and_neither_outlives_the_other_for_long(
     if victim == 0:
         assert "the rendezvous store is gone" in said
         assert re.search(r"rank 2 was in .* s after its last step", said)
-        # One rank of a host reports, but one that is late by more than that takes finds nobody who does.
-        assert len(re.findall(r"rank 2 was in", said)) == 1
-        json.loads((pytester.path / "out.json").read_text())
+        assert not re.search(r"rank 3 was in", said), "one rank of a host reports"
 
 
 FINISH = """

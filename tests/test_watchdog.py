@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +18,7 @@ import pytest
 from pytest_ep.ranks import watchdog
 from pytest_ep.ranks.ballot import Ballot
 from pytest_ep.ranks.bulletin import Bulletin
+from pytest_ep.ranks.bulletin import Notice
 from pytest_ep.ranks.identity import Identity
 from pytest_ep.ranks.pulse import Pulse
 from pytest_ep.ranks.pulse import Status
@@ -203,3 +207,30 @@ def test_a_signal_is_heard_although_an_asyncio_loop_has_closed(
     result = python(tmp_path, "-c", SIGNALS, str(number.value), listens)
     assert (result.ret, result.outlines) == (1, [f"this job was told to end ({number.name})"])
     assert result.duration < 10
+
+
+@pytest.mark.parametrize(("local_rank", "lowest"), [(0, True), (2, False)])
+def test_who_reports_for_its_host_outlasts_the_others_that_are_late(
+    local_rank: int, lowest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
+    other = Notice(1, Pulse().status(), platform.node(), 1, late.pid)
+    elsewhere = Notice(1, Pulse().status(), "another host", 0, os.getpid())
+    these = watching(OneLeft())
+    these._bulletin = Bulletin(Identity(rank=2, size=3, local_rank=local_rank, local_size=3))
+    these._bulletin.notices = [elsewhere, other, None]
+    assert these._bulletin.is_lowest_here() is lowest
+    these._outlast_the_others()
+    assert late.poll() == 0
+    assert these._bulletin.is_lowest_here()
+
+    late = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    these._bulletin.notices = [Notice(1, Pulse().status(), platform.node(), 1, late.pid)]
+    monkeypatch.setattr(watchdog, "LATE", 0.2)
+    these._outlast_the_others()
+    monkeypatch.setattr(watchdog, "LATE", 60.0)
+    these._told = "this job was told to end (SIGTERM)"
+    these._outlast_the_others()
+    assert late.poll() is None, "it did not wait for that one"
+    late.kill()
+    late.wait()

@@ -84,13 +84,22 @@ class Bulletin:
 
     def is_lowest_here(self) -> bool:
         """Whether no rank below this one lives on this host: all that can be known without a store."""
-        return not any(
-            notice is not None
-            and notice.host == platform.node()
-            and notice.local_rank < self._identity.local_rank
-            and _lives(notice.pid)
+        return all(rank > self._identity.local_rank for rank in self._others_here())
+
+    def is_alone_here(self) -> bool:
+        """Whether no other rank lives on this host."""
+        return not self._others_here()
+
+    def _others_here(self) -> list[int]:
+        """The local ranks of this host that live, this one apart."""
+        return [
+            notice.local_rank
             for notice in self.notices
-        )
+            if notice is not None
+            and notice.host == platform.node()
+            and notice.local_rank != self._identity.local_rank
+            and _lives(notice.pid)
+        ]
 
 
 def _lives(pid: int) -> bool:

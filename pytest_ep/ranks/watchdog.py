@@ -48,6 +48,8 @@ END_LIMIT = 30.0
 """Seconds after which a rank that ends is ended by faulthandler, whatever it still waits for."""
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 """Signals that tell a job to end: of a scheduler or torchrun, of a terminal that is gone."""
+LATE = 3.0
+"""Seconds that who reports for its host waits for the host's others to end, unless it was told to end."""
 SETTLE = 0.5
 """Seconds in which ranks that are killed together are gone."""
 
@@ -272,7 +274,9 @@ class Watchdog:
         try:
             if reporter == self._identity.rank:
                 self._report(ending)
-                if not ending.alone:
+                if ending.alone:
+                    self._outlast_the_others()
+                else:
                     self._say_reported()
             elif ending.alone:
                 self._say_where(ending)
@@ -284,6 +288,12 @@ class Watchdog:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
+
+    def _outlast_the_others(self) -> None:
+        """Let the ranks of this host that are late find one that reports: who finds none reports, too."""
+        deadline = time.monotonic() + LATE
+        while not (self._told or self._bulletin.is_alone_here()) and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def _say_where(self, ending: Ending) -> None:
         """Say on stderr what no report will: the reporter of this host hears of no other rank's stack."""
