@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from pytest_ep import EPSuite
 from pytest_ep.backends.torch_a2a import TorchA2A
 from pytest_ep.results.cli import main
+from pytest_ep.session import EPSession
 from pytest_ep.suite import check_suite
 from tests.launching import python
 
@@ -168,7 +171,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[pytest.RunResult, dic
     """One rank: a suite with another fixture's parameters, a skipped one, no folder for pytest's cache."""
     folder = tmp_path_factory.mktemp("ran")
     options = ("--ep-size=1", "-k", "test_case", "-o", "cache_dir=occupied.txt/cache")
-    result = launch(folder, *options, "--benchmark-json=out.json", module=BASELINE + MORE)
+    more = ("--ep-precision=bf16,fp8", "--benchmark-json=out.json")
+    result = launch(folder, *options, *more, module=BASELINE + MORE)
     return result, json.loads((folder / "out.json").read_text())
 
 
@@ -176,7 +180,7 @@ def test_a_suite_takes_parameters_of_other_fixtures_and_runs_without_pytests_cac
     ran: tuple[pytest.RunResult, dict[str, Any]],
 ) -> None:
     result, file = ran
-    result.assert_outcomes(passed=2, skipped=1, xfailed=1, deselected=36, warnings=1)
+    result.assert_outcomes(passed=2, skipped=4, xfailed=1, deselected=36, warnings=1)
     assert len(file["benchmarks"]) == 2 * 3
 
 
@@ -186,6 +190,26 @@ def test_a_skip_of_a_tests_own_says_its_reason_and_no_place(
     result, file = ran
     result.stdout.fnmatch_lines(["skipped 1: skipped: mine"])
     assert [one["reason"] for one in file["pytest_ep"]["skipped"] if one["code"] == "skipped"] == ["mine"]
+
+
+def test_a_skip_of_the_matrix_says_its_source(ran: tuple[pytest.RunResult, dict[str, Any]]) -> None:
+    reasons = [one["reason"] for one in ran[1]["pytest_ep"]["skipped"] if one["code"] == "no-fp8"]
+    assert reasons
+    assert all(re.fullmatch(r"the baseline sends .* \(https://\S+\)", reason) for reason in reasons)
+
+
+@pytest.mark.parametrize("wish", ["compare", "compare_fail", "histogram", ""])
+def test_rows_of_cases_are_in_pytest_benchmarks_own_output_only_where_it_is_asked_for_something(
+    wish: str,
+) -> None:
+    config = SimpleNamespace(getoption=lambda name, default: name == f"benchmark_{wish}")
+    hook: Any = EPSession.pytest_benchmark_group_stats
+    groups = [("case", [{"params": {"component": "combine"}}]), ("plain", [{"params": None}])]
+    shown = hook(object(), config)
+    next(shown)
+    with pytest.raises(StopIteration) as ended:
+        shown.send(groups)
+    assert [name for name, _ in ended.value.value] == (["case", "plain"] if wish else ["plain"])
 
 
 def test_an_expected_failure_fails_no_run_and_leaves_its_reason_and_no_row(

@@ -295,6 +295,14 @@ def test_a_cause_that_loses_the_race_to_its_effect_is_told_below() -> None:
     assert failure.diagnosis.endswith("\nrank 1 failed after it: OSError: bad handle")
 
 
+def test_a_rank_that_could_not_go_on_is_not_blamed_for_who_failed() -> None:
+    votes = [Vote("failed", "rank 1 did not come"), Vote("failed", "SystemExit: gives up", 1)]
+    fate = Fate(SimpleNamespace(gather=lambda *_: votes, catch_up=list, pulse=Pulse()), print)  # type: ignore[arg-type]
+    _, failure = fate.settle("call", votes[0])
+    assert failure is not None
+    assert failure.reason == "rank 1 failed in call: SystemExit: gives up"
+
+
 def test_different_routing_stops_every_rank() -> None:
     stop_on_different_routing(["a", "a"])
     with pytest.raises(

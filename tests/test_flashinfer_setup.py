@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ import torch
 from pytest_ep.backends import flashinfer_setup
 from pytest_ep.backends import flashinfer_wires
 from pytest_ep.backends.base import BackendUnavailable
+from pytest_ep.backends.construction import agree
+from pytest_ep.ranks.ballot import Ballot
 from pytest_ep.ranks.group import Ranks
 from pytest_ep.ranks.identity import Identity
+from pytest_ep.ranks.pulse import Pulse
 
 PIDFD = "pidfd_getfd(pidfd=9, fd=8) failed with errno {}: reason. More of it."
 REFUSALS = [
@@ -140,6 +144,13 @@ def peers(monkeypatch: pytest.MonkeyPatch, driver: Driver, devices: int, ranks: 
     these.identity = Identity(rank=local_rank, size=ranks, local_rank=local_rank, local_size=ranks)
     monkeypatch.setattr(these, "synchronize", lambda: None)
     flashinfer_setup.check_peers(these)
+
+
+def test_a_step_of_construction_is_published_as_it_begins() -> None:
+    ballot = Ballot(Identity(), None, Pulse())
+    ranks: Any = SimpleNamespace(ballot=ballot, pulse=ballot.pulse, size=1)
+    seen = agree(ranks, "mapping", lambda: (ballot.pulse.phase, ballot.pulse.steps))
+    assert seen == [("mapping", 1)]
 
 
 def test_memory_of_every_other_gpu_in_use_is_written_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
