@@ -10,7 +10,6 @@ import pytest
 
 Number = TypeVar("Number", int, float)
 
-
 MOST = 2**20
 """The largest number that any field takes."""
 
